@@ -89,7 +89,7 @@ def test_generated_data_is_what_a_run_would_see(tmp_path: Path) -> None:
     assert int((batch["partner"] != jnp.arange(8)[None, :]).sum()) > 0  # some rows are mixed
     assert objective.mix is not None
     assert objective.masking is not None
-    assert objective.null_schedule
+    assert objective.null_masking == "scheduled"
     assert objective.class_weights is not None
     assert built.program.settings.ema_decay is not None
     bare = step_common.build(SMALL, labels, step_common.BARE).program

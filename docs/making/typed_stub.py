@@ -31,7 +31,7 @@ def make() -> str:
 
 
 def _body(path: str, known: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [] if path else ["    saved: dict[str, Any]"]
+    lines: list[str] = []
     for name, kind in _attributes(path, known):
         if (line := f"    {name}: {kind}") not in lines:
             lines.append(line)

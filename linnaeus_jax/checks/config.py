@@ -88,6 +88,7 @@ def config_errors(config: ConfigDict) -> list[str]:
         (_optimizer_errors, ("optimizer",)),
         (lambda config: augmentation.validate(config.aug), ("aug",)),
         (_name_errors, ()),
+        (lambda made: _limit_errors(made, config), ("data",)),
         (_bucket_errors, ()),
         (schedule_errors, ("data", *(start.rstrip(".") for start in READ))),
         (lambda config: profiler.schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
@@ -134,13 +135,6 @@ def _data_errors(config: Config) -> list[str]:
     for key, names in named.items():
         if unknown := [name for name in names if name not in tasks]:
             errors.append(f"{key} names {unknown[0]!r}, which is not in data.task_keys_h5 = {tasks}; use its tasks")
-    verify = data.hybrid.verify_images
-    if verify.enabled and verify.max_missing_ratio is None and verify.max_missing_count is None:
-        given = config.saved["data"]["hybrid"]["verify_images"]
-        errors.append(
-            f"data.hybrid.verify_images.max_missing_ratio = {given['max_missing_ratio']} and max_missing_count = "
-            f"{given['max_missing_count']} switch off both limits; set one to 0 or more, or enabled to False"
-        )
     subsets = metrics.taxa_subsets
     for entry in subsets:
         kinds = tuple(map(type, entry))
@@ -158,6 +152,17 @@ def _data_errors(config: Config) -> list[str]:
     if bounds and bounds[0] > bounds[1]:
         errors.append(f"schedule.mixup.cutmix.minmax = {bounds} must be (low, high) with low <= high; swap them")
     return errors
+
+
+def _limit_errors(config: Config, given: ConfigDict) -> list[str]:
+    """Verification of pictures without a limit, in the spelling of the user."""
+    verify, their = config.data.hybrid.verify_images, given.data.hybrid.verify_images
+    if not verify.enabled or verify.max_missing_ratio is not None or verify.max_missing_count is not None:
+        return []
+    return [
+        f"data.hybrid.verify_images.max_missing_ratio = {their.max_missing_ratio} and max_missing_count = "
+        f"{their.max_missing_count} switch off both limits; set one to 0 or more, or enabled to False"
+    ]
 
 
 def _model_errors(config: Config) -> list[str]:

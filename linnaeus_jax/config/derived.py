@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
@@ -14,6 +14,8 @@ from linnaeus_jax.registry import MODELS
 DEFAULT_BATCH_SIZE = 64
 #: group of the parameters that stored inputs have passed already
 STORED_GROUP = "stored"
+#: null labels that do not train: none of them, each with a probability that changes, or all
+NullMasking = Literal["off", "scheduled", "always"]
 
 
 def active_components(meta: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,6 +65,13 @@ def wants_mixing(config: Config) -> bool:
 def mixes(config: Config) -> bool:
     """Whether pictures are ever mixed in training."""
     return wants_mixing(config) and forms_groups(config.data.sampler.type)
+
+
+def null_masking(config: Config) -> NullMasking:
+    """Which null labels the training loss leaves out; `train.phase1_mask_null_loss` counts before the schedule."""
+    if config.train.phase1_mask_null_loss:
+        return "always"
+    return "scheduled" if config.schedule.null_masking.enabled else "off"
 
 
 def stores_inputs(config: Config) -> bool:

@@ -5,8 +5,6 @@ attribute to mypy and editors. Attributes are the declared keys, but
 
 * the keys of one quantity in several units are one `Duration`, by the quantity's name, such as `lr_scheduler.warmup`;
 * "off" is None, whatever the key's spelling of it (`Key.off`).
-
-`Config.saved` is the whole tree as `config.json` has it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from ml_collections import ConfigDict
 from linnaeus_jax.config.defaults import SECTIONS
 from linnaeus_jax.config.keys import Key
 from linnaeus_jax.config.open_nodes import ENTRIES
-from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.section import Duration, Section
 
 
@@ -41,9 +38,7 @@ def class_name(path: str) -> str:
 
 def typed(config: ConfigDict) -> Section:
     """The whole configuration as its rooms read it. Values are not checked, see `checks.config_errors`."""
-    made = _section("", SECTIONS, config)
-    vars(made)["saved"] = plain(config)
-    return made
+    return _section("", SECTIONS, config)
 
 
 def _section(path: str, declared: Mapping[str, Any], given: Mapping[str, Any]) -> Section:

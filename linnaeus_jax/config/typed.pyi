@@ -11,7 +11,6 @@ def sections(declared: Mapping[str, Any] = ..., path: str = "") -> Iterator[tupl
 def class_name(path: str) -> str: ...
 
 class Config(Section):
-    saved: dict[str, Any]
     experiment: ExperimentConfig
     env: EnvConfig
     parallel: ParallelConfig

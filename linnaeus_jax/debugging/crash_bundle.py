@@ -14,11 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from ml_collections import ConfigDict
 
 from linnaeus_jax import versions
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.files import (
     DamagedFileError,
     check_digests,
@@ -57,8 +55,8 @@ def write(folder: Path, config: Mapping[str, Any], step: int, state: Any, batch:
     return path
 
 
-def read_config(path: Path) -> tuple[ConfigDict, int]:
-    """Config and step of a bundle.
+def read_config(path: Path) -> tuple[dict[str, Any], int]:
+    """Config, as `config.json` has it, and step of a bundle.
 
     Raises:
       BundleError: no complete bundle, or a damaged one.
@@ -72,7 +70,7 @@ def read_config(path: Path) -> tuple[ConfigDict, int]:
         step = bundle["update"]
         if not isinstance(step, int) or not 0 <= step < 2**31:
             raise ValueError(f"its update is {str(step)[:40]}")
-        return config_from_json(bundle["config"]), step
+        return dict(bundle["config"]), step
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path} holds no complete crash bundle: {error}") from error
 

@@ -355,12 +355,13 @@ class GradientStats(EventProbe):
     """Norms and extremes of the gradient."""
 
     def measure(self, inputs: ProbeInputs) -> dict[str, jax.Array]:
-        """Per trained leaf: L2 norm, largest and smallest |g| (float32 [L]); the largest is NaN where any entry is."""
+        """Per trained leaf float32 [L]: L2 norm, largest and smallest |g|, the largest NaN where any entry is."""
         sizes = leaf_sizes(jax.tree.leaves(inputs.grads))
-        return {"norms": jnp.sqrt(sizes["squares"]), "max": sizes["max"], "min": sizes["min"]}
+        found = {"norms": jnp.sqrt(sizes["squares"]), "max": sizes["max"], "min": sizes["min"]}
+        return found | {"total": inputs.grad_norm}
 
     def data(self, step: int, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        norm = float(np.sqrt(np.sum(np.square(values["norms"], dtype=np.float64))))
+        norm = float(values["total"])
         return {
             "total_norm": norm if math.isfinite(norm) else math.inf,
             "max_grad": float(np.max(values["max"], initial=0.0)),

@@ -33,6 +33,7 @@ class RunFacts:
       plans: for the place of a step in its epoch.
       pipeline: how batches reach the step, name -> value.
       start: step of the next update.
+      config: as `config.json` has it.
     """
 
     program: Program
@@ -41,6 +42,7 @@ class RunFacts:
     plans: PlanSequence
     pipeline: Mapping[str, Any]
     start: int
+    config: Mapping[str, Any]
 
     @property
     def training(self) -> dict[str, Any]:

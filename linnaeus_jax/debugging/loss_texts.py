@@ -230,7 +230,7 @@ def _null_internal(reports: FlagReports, values: Mapping[str, np.ndarray]) -> li
 
 
 def _null_summary(reports: FlagReports, values: Mapping[str, np.ndarray]) -> list[str]:
-    null, phase1 = _real(values, "null"), reports.config.train.phase1_mask_null_loss
+    null, phase1 = _real(values, "null"), reports.facts.program.objective.null_masking == "always"
     kept = (null & _real(values, "loss_mask")).sum(0).tolist()
     probability = float(values["null_probability"])
     return null_summary_lines(

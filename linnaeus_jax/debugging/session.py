@@ -217,7 +217,7 @@ class DebugSession:
         if not self.writes_bundle:
             return
         self.writes_bundle = False
-        path = crash_bundle.write(self.directory.root / "crash", self.config.saved, step, state, batch)
+        path = crash_bundle.write(self.directory.root / "crash", self._facts.config, step, state, batch)
         log.warning(
             "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
             step,

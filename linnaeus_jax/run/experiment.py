@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError, described
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.debugging.session import DebugSession
@@ -64,6 +65,7 @@ class Experiment:
     program: Program
     debug: DebugSession
     weights: Import | None = None  # that a run without a checkpoint starts from
+    saved: dict[str, Any] = field(default_factory=dict)  # of a training run: its configuration as `config.json` has it
 
     @property
     def is_coordinator(self) -> bool:
@@ -247,7 +249,7 @@ def _planned(
         weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else weights_of, source)
         experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
         use_given(inputs, experiment.program.stored)
-        return dataclasses.replace(experiment, weights=weights)
+        return dataclasses.replace(experiment, weights=weights, saved=plain(tree))
 
 
 def _weights(
@@ -341,7 +343,7 @@ def choose_batch(
 
 def agreement_payload(experiment: Experiment) -> dict[str, Any]:
     """What all processes of a run must have alike, as JSON types by what people call it."""
-    sections = {name: value for name, value in experiment.config.saved.items() if name not in OWN_SECTIONS}
+    sections = {name: value for name, value in experiment.saved.items() if name not in OWN_SECTIONS}
     return {
         "version of jax": jax.__version__,
         "configuration": sections,

@@ -19,4 +19,5 @@ def run_facts(experiment: Experiment, start: int) -> RunFacts:
         "decoding threads": reading.io_threads,
         "updates in flight": reading.buffer,
     }
-    return RunFacts(experiment.program, inputs.dataset, experiment.resolved, inputs.plans, pipeline, start)
+    parts = experiment.program, inputs.dataset, experiment.resolved, inputs.plans
+    return RunFacts(*parts, pipeline, start, experiment.saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.tree import assign, given_keys
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import Dataset, resolve_sources
 from linnaeus_jax.data.image_sources import made_square
@@ -18,7 +19,7 @@ from linnaeus_jax.files import RunDirectory, read_json, write_json
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily
 from linnaeus_jax.run.saved_weights import run_state_of
-from linnaeus_jax.weights.adopting import PICTURE_KEYS, adopt, check_pictures, needs_of
+from linnaeus_jax.weights.adopting import PICTURE_KEYS, Adopted, adopt, check_pictures, needs_of
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.importing import Import, read_files
 from linnaeus_jax.weights.joining import FORCED, joined_needs, joined_state, read_weights
@@ -52,10 +53,18 @@ def adopt_source(config: ConfigDict, earlier: RunDirectory | None = None) -> tup
     else:
         file = _named(config.model)
         if not features:
-            check_pictures(file, given["pretrained_source"], config)
+            check_pictures(file, given["pretrained_source"], typed(config), given_keys(config))
         needs = joined_needs(file.parts) if features else needs_of(file, given["pretrained_source"])
         needs |= _already_square(config)
-    return file, adopt(config, needs, FORCED if features else ()).lines()
+    return file, set_needs(config, needs, FORCED if features else ()).lines()
+
+
+def set_needs(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
+    """Sets, in place, what `adopt` takes over of what weights need."""
+    adopted = adopt(typed(config), given_keys(config), needs, forced)
+    for key, value in (adopted.taken | adopted.replaced).items():
+        assign(config, key.split("."), value)
+    return adopted
 
 
 def _named(settings: Mapping[str, Any]) -> StateFile:

@@ -60,7 +60,7 @@ def checkpoint_meta(experiment: Experiment, host: HostState, state: TrainState, 
         "plan": plan_identity(experiment.inputs.plans, host.progress.current_epoch),
         "interval": None if at_end else fetch(state.interval).to_json(),  # empty at the end of an epoch
         "loader": {"next_index": host.progress.global_step},
-        "config": experiment.config.saved,
+        "config": experiment.saved,
         "schedule": experiment.resolved.to_dict(),
         "versions": versions.versions(),
     }
@@ -102,7 +102,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
     checkpoints.unlink_boundaries()
     if missing := unchecked(meta["identity"]):
         log.warning("%s", missing)
-    for line in resume_notes(step, meta, config.saved, versions.versions()):
+    for line in resume_notes(step, meta, experiment.saved, versions.versions()):
         log.info("%s", line)
     planned, asked = experiment.resolved.epochs, config.train.epochs
     if planned != asked:

@@ -58,7 +58,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         experiment.debug.open(facts)
         return Sinks(None)
     with directory.writing(directory.config_json, *(directory.root / name for name in READ_AGAIN)):
-        write_json(directory.config_json, config.saved)
+        write_json(directory.config_json, experiment.saved)
         write_json(directory.assets / "versions.json", versions.versions())
         if plugin_metrics := table.of_plugins():
             fields = {name: dataclasses.asdict(info) for name, info in plugin_metrics.items()}
@@ -93,7 +93,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     return open_sinks(
         MetricsLog(directory.metrics_log),
         config.experiment,
-        config=config.saved,
+        config=experiment.saved,
         facts=_tracker_facts(experiment),
         run_id=host.run_id,
         debug=config.debug.wandb_metrics,

@@ -12,6 +12,7 @@ from linnaeus_jax.config.derived import (
     global_batch_size,
     gradnorm_enabled,
     mixes,
+    null_masking,
     stores_inputs,
     wants_mixing,
 )
@@ -295,16 +296,18 @@ def resolve_all_schedule_params(
     )
     _check_counts(totals, past_epochs)
     resolver = _Resolver(config, totals)
-    masking, null, task = config.schedule.meta_masking, config.schedule.null_masking, config.loss.grad_weighting.task
+    masking, null, task = config.schedule.meta_masking, null_masking(config), config.loss.grad_weighting.task
     meta_end = resolver.end_or_fallback("schedule.meta_masking.end", masking.enabled)
-    null_end = resolver.end_or_fallback("schedule.null_masking.end", null.enabled)
+    null_end = resolver.end_or_fallback("schedule.null_masking.end", null == "scheduled")
     checkpoint = config.schedule.checkpoint
     resolved = ResolvedSchedule(
         totals=totals,
         learning_rates=resolver.learning_rates(),
         meta_masking=resolver.ramp(masking, masking.enabled, meta_end),
         partial_masking=resolver.partial_masking(meta_end),
-        null_masking=resolver.ramp(null, null.enabled, null_end, 1.0),
+        null_masking=resolver.ramp(
+            config.schedule.null_masking, null == "scheduled", null_end, 0.0 if null == "always" else 1.0
+        ),
         mixing=resolver.mixing(),
         validation=resolver.validation(),
         checkpoint=Checkpointing(

@@ -17,6 +17,7 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 
+from linnaeus_jax.config.derived import NullMasking
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
@@ -103,8 +104,7 @@ class Objective:
     criteria: Mapping[str, losses.Criterion]
     class_weights: Mapping[str, np.ndarray] | None
     null_possible: bool
-    phase1: bool  # null labels never train
-    null_schedule: bool  # null labels train with a scheduled probability
+    null_masking: NullMasking
     augmentation: AugmentSettings
     preprocessing: Preprocessing
     mix: mixing.MixSettings | None
@@ -138,13 +138,13 @@ class Objective:
             )
         null = null_masking.null_mask(label, partner_label, lam, null_possible=self.null_possible)
         uniforms = None
-        if self.null_schedule and not self.phase1:
+        if self.null_masking == "scheduled":
             uniforms = null_masking.inclusion_uniforms(self.key("null_inclusion", step), weight.shape, label.shape[-1])
         loss_mask = null_masking.loss_mask(
             null,
             probability=None if uniforms is None else self.probabilities.null_mask(step),
             uniforms=uniforms,
-            phase1=self.phase1,
+            phase1=self.null_masking == "always",
         )
         return Targets(draws, partner_label, lam, loss_mask, null), losses.label_counts(loss_mask, weight)
 

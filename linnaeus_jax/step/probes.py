@@ -25,6 +25,7 @@ class ProbeInputs(struct.PyTreeNode):
     step: jax.Array  # int32 [], before the update
     params: Any  # before the update
     grads: Any  # of the weighted total, before clipping; like the parameters, None where frozen
+    grad_norm: jax.Array  # float32 [], of `grads`, which metrics log and early stop see too
     loss: jax.Array  # float32 []
     task_losses: jax.Array  # float32 [T]
     task_weights: jax.Array  # float32 [T]

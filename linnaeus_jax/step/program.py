@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from linnaeus_jax import backend
-from linnaeus_jax.config.derived import gradnorm_enabled, mixes
+from linnaeus_jax.config.derived import gradnorm_enabled, mixes, null_masking
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -316,8 +316,7 @@ def build_objective(
         criteria=build_criteria(config, dataset, "train"),
         class_weights=build_class_weights(config, dataset, "train"),
         null_possible=dataset.null_possible,
-        phase1=config.train.phase1_mask_null_loss,
-        null_schedule=resolved.null_masking.enabled,
+        null_masking=null_masking(config),
         augmentation=AugmentSettings.from_config(config.aug),
         block=entry_block(model, config.train.tune),
         preprocessing=Preprocessing.from_config(config),
@@ -404,7 +403,7 @@ def _gradnorm_settings(
 ) -> gradnorm.GradNormSettings:
     weighting = config.loss.grad_weighting.task
     # Measured are the labelled samples alone; that is what trains where null labels never do.
-    nulls_left_out = not dataset.null_possible or config.train.phase1_mask_null_loss
+    nulls_left_out = not dataset.null_possible or null_masking(config) == "always"
     zero_metadata = weighting.zero_aux_info and bool(dataset.components)
     refine = not weighting.use_linear_heads_for_gradnorm_reforward
     hierarchical = any(spec.parents for spec in head_specs)

@@ -6,6 +6,7 @@ for it, see `_measured_gradient`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -222,7 +223,8 @@ def apply(
 
     rates = values_at(settings.learning_rates, state.step)
     scheduled = values_at(objective.probabilities.by_name(), state.step)
-    inputs = _probe_inputs(state, sums, loss, targets, batch, scheduled, lambda: update.changes(rates, finite))
+    changes = functools.partial(update.changes, rates, finite)
+    inputs = _probe_inputs(state, sums, update.norm, loss, targets, batch, scheduled, changes)
     probe_results = probes.measure(settings.probes, inputs)
     # ordered after the probes, which read the old parameters: XLA can then update these in place instead of copying
     # them
@@ -264,6 +266,7 @@ def apply(
 def _probe_inputs(
     state: TrainState,
     sums: GradSums,
+    norm: jax.Array,
     loss: jax.Array,
     targets: Targets,
     batch: Batch,
@@ -274,6 +277,7 @@ def _probe_inputs(
         step=state.step,
         params=state.params,
         grads=sums.grads,
+        grad_norm=norm,
         loss=loss,
         task_losses=sums.task_losses,
         task_weights=state.gradnorm.weights,

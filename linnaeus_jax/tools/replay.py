@@ -34,6 +34,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
       BundleError: no complete bundle.
       UserError: the data of the run cannot be read.
     """
+    from linnaeus_jax.config.saved import config_from_json
     from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
     from linnaeus_jax.files import RunDirectory
@@ -42,7 +43,11 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     from linnaeus_jax.step.compilation import compile_step
     from linnaeus_jax.step.placement import fetch
 
-    config, step = crash_bundle.read_config(bundle)
+    saved, step = crash_bundle.read_config(bundle)
+    try:
+        config = config_from_json(saved)
+    except (ValueError, KeyError, TypeError, AttributeError) as reason:
+        raise crash_bundle.BundleError(f"{bundle} holds no complete crash bundle: {reason}") from reason
     detector = config.debug.underflow_overflow
     detector.enabled, detector.max_frames_to_save = not debug_nans, frames
     detector.gradients |= gradients

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.keys import value_of
-from linnaeus_jax.config.tree import assign, frozen, given_keys
+from linnaeus_jax.config.tree import frozen
+from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Known, format_of, known_weights
@@ -31,9 +30,9 @@ class Adopted(NamedTuple):
     """What became of the settings that weights need: config key -> value.
 
     Attributes:
-      taken: now set to what the weights need.
+      taken: the value that the weights need, where the configuration has its default.
       kept: as the user set them, though the weights need another value: (the user's, the weights').
-      replaced: now set to what the weights need, though a configuration file had another value.
+      replaced: the value that the weights need, though a configuration file has another.
     """
 
     taken: dict[str, Any]
@@ -65,27 +64,28 @@ def needs_of(file: StateFile, source: str = "") -> dict[str, Any]:
     return needs | ({} if pictures is None else {key: of(pictures) for key, of in PICTURE_KEYS.items()})
 
 
-def check_pictures(file: StateFile, source: str, config: ConfigDict) -> None:
+def check_pictures(file: StateFile, source: str, config: Config, given: Collection[str]) -> None:
     """Raises UserError where neither the weights nor the configuration say how pictures were prepared."""
     kind = format_of(file, source)
     if not kind.described or kind.preprocessing(file) is not None:
         return
-    default, given = get_config(), given_keys(config)
+    default = typed(get_config())
     missing = [key for key in ASKED if key not in given and value_of(config, key) == value_of(default, key)]
     if missing:
         raise UserError(asked(hub_settings(file.path), file.path, missing))
 
 
-def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
-    """Sets, in place, what weights need where the configuration has its defaults and nobody gave the key.
+def adopt(config: Config, given: Collection[str], needs: Mapping[str, Any], forced: Collection[str] = ()) -> Adopted:
+    """What weights need where the configuration has its defaults and nobody gave the key.
 
     A variant that a configuration sets is one of its family, so it goes with the family. Of weights of another family
     than the user set, none of the family's keys is taken; `read_pretrained` then says what to do.
 
     Args:
+      given: keys that the user gave on the command line.
       forced: keys that take the weights' value even where a configuration file has another.
     """
-    default, given = get_config(), given_keys(config)
+    default = typed(get_config())
     adopted = Adopted({}, {}, {})
     for key, value in needs.items():
         value = frozen(value)
@@ -97,7 +97,6 @@ def adopt(config: ConfigDict, needs: Mapping[str, Any], forced: Collection[str] 
         if key in given or (own and key not in forced):
             adopted.kept[key] = mine, value
             continue
-        assign(config, key.split("."), value)
         (adopted.replaced if own else adopted.taken)[key] = value
     return adopted
 

@@ -12,6 +12,7 @@ from contextlib import closing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from linnaeus_jax.debugging import event_log as el
@@ -196,10 +197,12 @@ def inputs(step=0, grads=None, updates=None, micro=2, rows=12) -> ProbeInputs:
     rng = np.random.default_rng(0)
     params = {name: jnp.asarray(rng.normal(size=(3, 4)), jnp.float32) for name in NAMES}
     label = jnp.asarray(rng.integers(0, 5, (micro, rows, len(TASKS))), jnp.int32)
+    grads = params if grads is None else grads
     return ProbeInputs(
         step=jnp.int32(step),
         params=params,
-        grads=params if grads is None else grads,
+        grads=grads,
+        grad_norm=optax.tree.norm(grads),
         updates=lambda: jax.tree.map(lambda p: -1e-3 * p, params) if updates is None else updates,
         loss=jnp.float32(2.5),
         task_losses=jnp.asarray([2.0, 3.0], jnp.float32),

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import wandb
+from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
@@ -27,13 +29,17 @@ ROOT = Path(__file__).parents[2]
 SECRET = "k3y-that-nobody-may-see"
 
 
-def make_config(mode: str = "offline") -> Config:
+def make_tree(mode: str = "offline") -> ConfigDict:
     config = get_config()
     config.experiment.group, config.experiment.name = "a_group", "a_name"
     config.experiment.wandb.update(enabled=True, mode=mode, project="birds", tags=("one", "two"), notes="first try")
     with config.unlocked():
         config.env.output.bucket.app_key = SECRET
-    return typed(config)
+    return config
+
+
+def make_config(mode: str = "offline") -> Config:
+    return typed(make_tree(mode))
 
 
 def everything_under(directory: Path) -> bytes:
@@ -51,11 +57,11 @@ def table_of(row: dict[str, Any], name: str, directory: Path) -> list[list[Any]]
 
 def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main", f"--config.env.output.bucket.app_key={SECRET}"])
-    config = make_config()
+    tree = make_tree()
     sinks = open_sinks(
         MetricsLog(tmp_path / "metrics_log.jsonl"),
-        config.experiment,
-        config=config.saved,
+        typed(tree).experiment,
+        config=plain(tree),
         facts={"model_info": {"parameters": 12345}},
         run_id="run1",
     )

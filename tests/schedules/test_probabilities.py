@@ -9,6 +9,7 @@ from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.learning_rate import learning_rate
 from linnaeus_jax.schedules.probabilities import build_probabilities, ramp_schedule
 from linnaeus_jax.schedules.resolved import Ramp
+from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.schedules.values import on_host
 from tests.npz import load_npz
 from tests.schedules.helpers import make_schedule
@@ -91,6 +92,23 @@ def test_partial_masking_works_without_full_masking():
 def test_mixing_is_off_where_neither_kind_is_enabled():
     ops = OpsSchedule(make_schedule({"schedule.mixup.enabled": False}, epochs=3))
     assert ops.get_mixup_prob(0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("phase1", "enabled", "probabilities", "said"),
+    [
+        (False, False, [1.0, 1.0], "off (constant 1)"),
+        (False, True, [0.0, 1.0], "0 -> 1 at"),
+        (True, False, [0.0, 0.0], "off (constant 0)"),
+        (True, True, [0.0, 0.0], "off (constant 0)"),  # which counts before the schedule's key
+    ],
+)
+def test_which_null_labels_count(phase1, enabled, probabilities, said):
+    """What is logged and said is what the training loss does."""
+    keys = {"train.phase1_mask_null_loss": phase1, "schedule.null_masking.enabled": enabled}
+    resolved = make_schedule(keys | {"schedule.null_masking.end_steps": 20}, epochs=3)
+    assert [OpsSchedule(resolved).get_null_mask_prob(step) for step in (0, 20)] == probabilities
+    assert f"inclusion of null labels: {said}" in schedule_summary(resolved)
 
 
 def test_facade_follows_the_progress():

@@ -18,7 +18,8 @@ from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.efficientnet import VARIANTS, block_features
-from linnaeus_jax.weights.adopting import adopt, known_as, needs_of
+from linnaeus_jax.run.pretrained import set_needs
+from linnaeus_jax.weights.adopting import known_as, needs_of
 from linnaeus_jax.weights.exporting import torch_state
 from linnaeus_jax.weights.files import read_state
 from linnaeus_jax.weights.formats.base import format_of, known_weights
@@ -107,7 +108,7 @@ def test_right_names_with_wrong_shapes_are_one_message(published, tmp_path, mode
 def test_what_the_weights_need_becomes_the_configuration(published):
     needs = needs_of(read_state(published))
     config = get_config()
-    adopted = adopt(config, needs)
+    adopted = set_needs(config, needs)
     assert not adopted.kept
     assert (config.model.type, config.model.variant, config.data.img_size) == ("EfficientNet", "tiny", 64)
     assert (config.data.resize_mode, config.data.interpolation) == ("center_crop", "bicubic")
@@ -117,21 +118,21 @@ def test_what_the_weights_need_becomes_the_configuration(published):
     (line,) = adopted.lines()
     assert "model.type = EfficientNet" in line
     assert "aug.mean = (0.498039, 0.498039, 0.498039)" in line
-    assert adopt(config, needs).lines() == []  # nothing is left to say
+    assert set_needs(config, needs).lines() == []  # nothing is left to say
 
 
 def test_what_the_user_set_stays(published):
     needs = needs_of(read_state(published))
     flags = ["--config.aug.mean=0.485,0.456,0.406", "--config.data.img_size=96", "--config.model.type=EfficientNet"]
     config, _ = load_config(["--config=mformer_v1_sm", *flags])
-    adopted = adopt(config, needs)
+    adopted = set_needs(config, needs)
     assert tuple(config.aug.mean) == (0.485, 0.456, 0.406)  # though it is the default
     assert config.data.img_size == 96
     assert set(adopted.kept) == {"aug.mean", "data.img_size"}
     assert "aug.std" in adopted.taken
     assert "theirs: --config.data.img_size=64 --config.aug.mean=0.498" in adopted.lines()[1]
     config.model.variant = "b0"  # set in a file
-    assert adopt(config, needs).kept["model.variant"] == ("b0", "tiny")
+    assert set_needs(config, needs).kept["model.variant"] == ("b0", "tiny")
 
 
 def test_a_record_in_json_gives_the_same_settings(published):
@@ -139,8 +140,8 @@ def test_a_record_in_json_gives_the_same_settings(published):
 
     needs = needs_of(read_state(published))
     first, again = get_config(), get_config()
-    adopt(first, needs)
-    adopt(again, json.loads(json.dumps(needs)))
+    set_needs(first, needs)
+    set_needs(again, json.loads(json.dumps(needs)))
     assert first.to_dict() == again.to_dict()
 
 

@@ -20,7 +20,8 @@ from linnaeus_jax.config import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
-from linnaeus_jax.weights.adopting import adopt, needs_of
+from linnaeus_jax.run.pretrained import set_needs
+from linnaeus_jax.weights.adopting import needs_of
 from linnaeus_jax.weights.files import StateFile, read_state
 from linnaeus_jax.weights.formats.base import format_of
 from linnaeus_jax.weights.hub_settings import DESCRIPTIONS
@@ -67,7 +68,7 @@ def recorded(fixtures: Path, name: str) -> Recorded:
 def read(path: Path, size: int = 64, **keys: Any) -> tuple[StateFile, ModelFamily, Import]:
     """The file, the model that it makes of a default configuration, and what is taken; `keys` of the section."""
     file, config = read_state(path), get_config()
-    adopted = adopt(config, needs_of(file))
+    adopted = set_needs(config, needs_of(file))
     assert not adopted.kept
     config.model.pretrained, config.model.depthwise_impl = str(path), "lax"
     for key, value in keys.items():

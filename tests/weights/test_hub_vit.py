@@ -18,7 +18,8 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models.names import params_to_torch
-from linnaeus_jax.weights.adopting import adopt, needs_of
+from linnaeus_jax.run.pretrained import set_needs
+from linnaeus_jax.weights.adopting import needs_of
 from linnaeus_jax.weights.exporting import restored_state
 from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.formats.base import format_of
@@ -50,7 +51,7 @@ class Published:
         config = get_config()
         for key, value in {**self.keys, **keys, "pretrained": str(self.path)}.items():
             assign(config, ("model", *key.split(".")), value)
-        adopt(config, {key: value for key, value in needs_of(self.file).items() if key.startswith("model.")})
+        set_needs(config, {key: value for key, value in needs_of(self.file).items() if key.startswith("model.")})
         for key, value in {**self.keys, **keys}.items():  # given by the user
             assign(config, ("model", *key.split(".")), value)
         return config.model

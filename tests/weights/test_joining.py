@@ -16,8 +16,7 @@ from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.names import params_to_torch
-from linnaeus_jax.run.pretrained import adopt_source
-from linnaeus_jax.weights.adopting import adopt
+from linnaeus_jax.run.pretrained import adopt_source, set_needs
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state, write_state
 from linnaeus_jax.weights.files import IMAGE, SETTINGS, read_state
 from linnaeus_jax.weights.joining import joined_needs, joined_state, read_weights, trunk_of
@@ -80,7 +79,7 @@ def test_trunks_and_pictures_become_the_configuration(sources):
     assert not [error for error in config_errors(config) if error.startswith("model")]
     assert [part.path for part in state.parts] == list(sources)
     again = configured(sources)
-    adopt(again, json.loads(json.dumps(joined_needs(state.parts))), ("aug.mean",))  # as a run that goes on reads it
+    set_needs(again, json.loads(json.dumps(joined_needs(state.parts))), ("aug.mean",))  # as a run that goes on reads it
     assert again.model.trunks == config.model.trunks
 
 
