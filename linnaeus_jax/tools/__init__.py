@@ -50,14 +50,14 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def plugins_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --plugins, for tools that read bundles."""
+def plugins_option(parser: argparse.ArgumentParser, what: str = "that a bundle needs") -> None:
+    """Adds --plugins; `what` says in its help which ones."""
     parser.add_argument(
         "--plugins",
         type=lambda text: tuple(filter(None, text.split(","))),
         default=(),
         metavar="FILE,...",
-        help="modules or .py files that a bundle needs; they are run as programs, so give only what you trust",
+        help=f"modules or .py files {what}; they are run as programs, so give only what you trust",
     )
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from linnaeus_jax import tools
-from linnaeus_jax.building.sources import coco, darwin_core, folders, lists, table
+from linnaeus_jax.building.sources.source import Request, sources
 from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
@@ -36,66 +36,40 @@ from linnaeus_jax.building.steps.starter_config import (
 )
 from linnaeus_jax.building.steps.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
-from linnaeus_jax.reading.columns import is_own, own_or_level, rank_name, split_options
+from linnaeus_jax.reading.columns import own_or_level
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reading.shards import Shard
-from linnaeus_jax.reading.table import QUOTES
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.taxonomy.scientific_names import MODES
 
-#: source -> options that it has beside those of all
-USED: dict[str, set[str]] = {
-    "folders": {"map", "rank_map", "exif", "folder_ranks", "taxonomy"},
-    "table": {"map", "rank_map", "pictures", "separator", "quotes", "encoding"},
-    "dwca": {"map", "rank_map", "pictures"},
-    "coco": {"map", "pictures", "coco_val", "coco_categories"},
-    "lists": {"pictures", "separator", "columns", "class_names"},
-}
+#: sources whose help an option names, where no more have it
+FEW = 2
 
 
 def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
     parser = tools.parser("build_dataset", __doc__)
-    source = parser.add_argument_group("source, one of").add_mutually_exclusive_group(required=True)
-    source.add_argument("--folders", type=Path, metavar="DIR", help="class folders: family/genus/species/picture.jpg")
-    source.add_argument("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture")
-    source.add_argument("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist")
-    source.add_argument("--coco", type=Path, metavar="JSON", help="annotations of an iNaturalist competition")
-    source.add_argument(
-        "--lists", nargs="+", metavar="SPLIT=FILE", help="lists of paths with labels: train=train.txt,test=test.txt"
-    )
+    kinds = sources().values()
+    group = parser.add_argument_group("source, one of").add_mutually_exclusive_group(required=True)
+    for kind in kinds:
+        group.add_argument(kind.option.flag, **kind.option.keywords)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
 
     where = parser.add_argument_group("reading the source")
-    where.add_argument(
-        "--pictures", type=Path, metavar="DIR", help="folder of the pictures; default: beside the source"
-    )
-    where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of that folder")
-    where.add_argument("--coco-val", type=Path, metavar="JSON", help="--coco: annotations of the validation pictures")
-    where.add_argument("--coco-categories", type=Path, metavar="JSON", help="--coco: categories in a file of their own")
-    where.add_argument("--separator", help="--table, --lists: character between fields; default: found")
-    where.add_argument("--columns", default="", help="--lists: what the fields are, - to leave out: path,fine,-,coarse")
-    where.add_argument(
-        "--class-names", nargs="+", default=[], metavar="[RANK=]FILE", help="--lists: names of numbered classes"
-    )
-    where.add_argument("--quotes", choices=QUOTES, default="csv", help="--table: whether quotes are text (csv)")
-    where.add_argument("--encoding", help="--table: default: UTF-8, and Latin-1 for lines that are not")
-    where.add_argument(
-        "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"
-    )
-    where.add_argument(
-        "--rank-map", nargs="+", default=[], metavar="RANK=NAME[:ID]", help="columns of ranks: tribe=Tribus"
-    )
-    where.add_argument("--exif", action="store_true", help="--folders: place and date from the pictures")
+    for option in dict.fromkeys(option for kind in kinds for option in kind.options):
+        users = [kind.option.flag for kind in kinds if option in kind.options]
+        whose = f"{', '.join(users)}: " if len(users) <= FEW else ""
+        where.add_argument(option.flag, **{**option.keywords, "help": whose + option.keywords.get("help", "")})
+    where.add_argument("--follow-links", action="store_true", help="follow symbolic links out of the pictures' folder")
+    tools.plugins_option(parser, "that bring sources of their own")
     where.add_argument("--doi", help="DOI of the download, kept with every picture")
 
     labels = parser.add_argument_group("labels")
     labels.add_argument(
         "--ranks", type=levels, default=(), help="ranks, finest first: species,genus, or any names: fine,coarse"
     )
-    labels.add_argument("--folder-ranks", default="", help="--folders: ranks from the outermost, e.g. order,family")
-    labels.add_argument("--taxonomy", type=Path, metavar="CSV", help="--folders: coarser ranks of the finest names")
     labels.add_argument(
         "--names",
         choices=MODES,
@@ -162,6 +136,13 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def import_plugins(argv: Sequence[str]) -> None:
+    """Imports what --plugins names, before there is a parser: it has the options of their sources, too."""
+    given = [text.partition("=")[2] for text in argv if text.startswith("--plugins=")]
+    given += [text for option, text in itertools.pairwise(argv) if option == "--plugins"]
+    import_named(name for text in given for name in text.split(",") if name)
+
+
 def levels(text: str) -> tuple[str, ...]:
     """ "species,genus" -> ("L10", "L20"); "fine,coarse" -> (":fine", ":coarse")."""
     try:
@@ -189,44 +170,12 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     Raises:
       UserError: an option that this source does not have, or a source that cannot be read.
     """
-    mapping, rank_map = split_options(args.map, "--map"), split_options(args.rank_map, "--rank-map")
-    own = {rank_name(level): level for level in args.ranks if is_own(level)}
-    rank_map = {own.get(rank, rank): column for rank, column in rank_map.items()}
-    columns: dict[str, Any] = {"mapping": mapping, "rank_map": rank_map}
-    common: dict[str, Any] = {
-        "names": args.names,
-        "follow_links": args.follow_links,
-        "doi": args.doi,
-        "leave_out": [args.out],
-        "progress": progress,
-    }
-    kind = next(kind for kind in USED if getattr(args, kind))
-    idle = sorted(set().union(*USED.values()) - USED[kind])
-    wrong = [f"--{name.replace('_', '-')}" for name in idle if getattr(args, name) not in (None, "", [], False, "csv")]
-    if wrong:
-        raise UserError(f"{', '.join(wrong)}: not for --{kind}; see --help")
-    if args.folders:
-        ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
-        layout: dict[str, Any] = {"ranks": ranks, "innermost": args.ranks if own else (), "taxonomy": args.taxonomy}
-        return folders.read(args.folders, **layout, exif=args.exif, **columns, **common)
-    columns["rank_map"] = {level: name for name, level in own.items()} | rank_map
-    if args.table:
-        text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
-        return table.read(args.table, pictures=args.pictures, **text, **columns, **common)
-    if args.dwca:
-        return darwin_core.read(args.dwca, pictures=args.pictures, **columns, **common)
-    if args.lists:
-        given = [lists.ListFile.parse(text) for text in _several(args.lists)]
-        options = {"separator": args.separator, "columns": [name for name in args.columns.split(",") if name.strip()]}
-        names = _several(args.class_names)
-        return lists.read(given, ranks=args.ranks, pictures=args.pictures, class_names=names, **options, **common)
-    files = {"validation": args.coco_val, "categories": args.coco_categories}
-    return coco.read(args.coco, pictures=args.pictures, mapping=mapping, **files, **common)
-
-
-def _several(texts: Sequence[str]) -> list[str]:
-    """["a,b", "c"] -> ["a", "b", "c"]."""
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    kinds = sources().values()
+    kind = next(kind for kind in kinds if kind.option.given(args))
+    idle = {option for other in kinds for option in other.options} - set(kind.options)
+    if wrong := sorted(option.flag for option in idle if option.given(args)):
+        raise UserError(f"{', '.join(wrong)}: not for {kind.option.flag}; see --help")
+    return kind.read(Request(args, progress))
 
 
 def read_synonyms(path: Path | None) -> dict[str, str]:
@@ -279,6 +228,7 @@ def chosen(rows: int, img_size: int, budget: Budget | None) -> Size:
 
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
+    import_plugins(argv)
     args = argument_parser().parse_args(argv)
     console = PlainConsole()
     there = (args.out / SUMMARY).exists() and not args.force

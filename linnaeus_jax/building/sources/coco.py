@@ -13,6 +13,7 @@ import polars as pl
 
 from linnaeus_jax.building.sources import records
 from linnaeus_jax.building.sources.json_arrays import JsonArrays, Twice, decoder
+from linnaeus_jax.building.sources.source import MAP, PICTURES, Option, Request, source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels import MAX_TAXON_ID
 from linnaeus_jax.reading import columns, schema
@@ -406,6 +407,18 @@ def read(
         frame = pl.concat([frame, rest], how="diagonal")
     used = (*paths, *([categories] if categories else []))
     return SourceRows(frame, root, levels, used, _links(frame, keys), tuple(notes))
+
+
+@source(
+    Option("--coco", type=Path, metavar="JSON", help="annotations of an iNaturalist competition"),
+    *(PICTURES, MAP),
+    Option("--coco-val", type=Path, metavar="JSON", help="annotations of the validation pictures"),
+    Option("--coco-categories", type=Path, metavar="JSON", help="categories in a file of their own"),
+)
+def _read(request: Request) -> SourceRows:
+    args = request.args
+    files = {"validation": args.coco_val, "categories": args.coco_categories}
+    return read(args.coco, pictures=args.pictures, mapping=request.mapping, **files, **request.common)
 
 
 def _judged(frame: pl.DataFrame, named: pl.Series, found: pl.DataFrame) -> pl.DataFrame:

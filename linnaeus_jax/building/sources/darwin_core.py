@@ -16,6 +16,7 @@ import polars as pl
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.archive import META, Archive, FileDescription, read_meta
 from linnaeus_jax.building.sources.matching import Matcher
+from linnaeus_jax.building.sources.source import MAP, PICTURES, RANK_MAP, Option, Request, source
 from linnaeus_jax.building.sources.table import files_by_id
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
@@ -104,6 +105,14 @@ def read(
     files = (archive,) if archive.is_file() else tuple(archive / name for name in members)
     said = (*warnings, *notes, *more, *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
+
+
+@source(
+    Option("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist"),
+    *(PICTURES, MAP, RANK_MAP),
+)
+def _read(request: Request) -> SourceRows:
+    return read(request.args.dwca, pictures=request.args.pictures, **request.columns, **request.common)
 
 
 def _described(opened: Archive) -> tuple[FileDescription, FileDescription | None, str | None, list[str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from linnaeus_jax.building.sources import records
+from linnaeus_jax.building.sources.source import MAP, RANK_MAP, Option, Request, source
 from linnaeus_jax.building.sources.split_folders import SplitFolders, find_split
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, identification, schema
@@ -98,6 +99,28 @@ def read(
     files = () if taxonomy is None else (taxonomy,)
     warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
     return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings))
+
+
+@source(
+    Option("--folders", type=Path, metavar="DIR", help="class folders: family/genus/species/picture.jpg"),
+    *(MAP, RANK_MAP),
+    Option("--exif", action="store_true", help="place and date from the pictures"),
+    Option("--folder-ranks", default="", help="ranks from the outermost, e.g. order,family"),
+    Option("--taxonomy", type=Path, metavar="CSV", help="coarser ranks of the finest names"),
+)
+def _read(request: Request) -> SourceRows:
+    args, own = request.args, request.own
+    ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
+    return read(
+        args.folders,
+        ranks=ranks,
+        innermost=args.ranks if own else (),
+        taxonomy=args.taxonomy,
+        exif=args.exif,
+        mapping=request.mapping,
+        rank_map=request.rank_map,
+        **request.common,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import polars as pl
 from linnaeus_jax.building.sources import class_names as names_of
 from linnaeus_jax.building.sources import records
 from linnaeus_jax.building.sources.field_lines import FieldLines, read_lines
+from linnaeus_jax.building.sources.source import PICTURES, SEPARATOR, Option, Request, source
 from linnaeus_jax.building.sources.split_folders import split_named
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import identification, schema
@@ -134,6 +135,32 @@ def read(
     known = [os.path.relpath(os.path.abspath(file), root) for file in files]
     links = {schema.PICTURE: PATH} | {schema.label_column("name", level): rank_name(level) for level in levels}
     return SourceRows(frame, root, levels, files, links, (*warnings, *notes, *more, *listing.warnings(known)))
+
+
+@source(
+    Option(
+        "--lists", nargs="+", metavar="SPLIT=FILE", help="lists of paths with labels: train=train.txt,test=test.txt"
+    ),
+    *(PICTURES, SEPARATOR),
+    Option("--columns", default="", help="what the fields are, - to leave out: path,fine,-,coarse"),
+    Option("--class-names", nargs="+", default=[], metavar="[RANK=]FILE", help="names of numbered classes"),
+)
+def _read(request: Request) -> SourceRows:
+    args = request.args
+    return read(
+        [ListFile.parse(text) for text in _several(args.lists)],
+        ranks=args.ranks,
+        pictures=args.pictures,
+        columns=[name for name in args.columns.split(",") if name.strip()],
+        class_names=_several(args.class_names),
+        separator=args.separator,
+        **request.common,
+    )
+
+
+def _several(texts: Sequence[str]) -> list[str]:
+    """["a,b", "c"] -> ["a", "b", "c"]."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _without_header(lines: FieldLines) -> FieldLines:

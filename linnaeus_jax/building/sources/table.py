@@ -10,13 +10,14 @@ import polars as pl
 
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.matching import Matcher
+from linnaeus_jax.building.sources.source import MAP, PICTURES, RANK_MAP, SEPARATOR, Option, Request, source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
 from linnaeus_jax.reading.identification import check_taxa, identify
 from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
-from linnaeus_jax.reading.table import TextOptions, read_columns
+from linnaeus_jax.reading.table import QUOTES, TextOptions, read_columns
 
 
 def read(
@@ -75,6 +76,18 @@ def read(
         warnings += listing.warnings([os.path.relpath(os.path.abspath(table), root)])
     lost = records.lost_pictures(frame, root)
     return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes, *lost))
+
+
+@source(
+    Option("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture"),
+    *(PICTURES, MAP, RANK_MAP, SEPARATOR),
+    Option("--quotes", choices=QUOTES, default="csv", help="whether quotes are text (csv)"),
+    Option("--encoding", help="default: UTF-8, and Latin-1 for lines that are not"),
+)
+def _read(request: Request) -> SourceRows:
+    args = request.args
+    text = {name: getattr(args, name) for name in ("separator", "quotes", "encoding")}
+    return read(args.table, pictures=args.pictures, **text, **request.columns, **request.common)
 
 
 def _check(links: Links, header: Sequence[str], where: str) -> None:
