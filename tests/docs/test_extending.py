@@ -34,9 +34,9 @@ def test_the_pages_show_the_examples_that_are_tested():
     assert shown == {path.name: path.read_text() for path in EXAMPLES.glob("*_example.py")}
 
 
-def commands() -> list[str]:
+def commands(program: str = TRAIN) -> list[str]:
     text = "".join(block.text for page in PAGES for block in blocks(page) if block.language in ("text", "console"))
-    return re.findall(rf"^(?:\$ )?{TRAIN}(.*)$", text.replace("\\\n", " "), re.MULTILINE)
+    return re.findall(rf"^(?:\$ )?{program}(.*)$", text.replace("\\\n", " "), re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", commands())
@@ -57,8 +57,9 @@ def test_commands_describe_a_run_that_could_begin(command, tmp_path, monkeypatch
 
 
 def test_every_example_has_a_command():
+    found = commands() + commands("python -m linnaeus_jax.tools.build_dataset ")
     for name in written():
-        assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in commands())
+        assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in found)
 
 
 def test_the_subsets_of_the_page_are_those_of_the_rows(tmp_path, monkeypatch):

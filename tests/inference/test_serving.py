@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
+from linnaeus_jax.inference.server.information import ModelInformation
 from linnaeus_jax.inference.server.requests import Limits
-from linnaeus_jax.inference.server.schemas import ModelInformation, PredictResponse
+from linnaeus_jax.inference.server.schemas import PredictResponse
 from tests.campaign.pictures_made import jpeg_of_scans, tiff, tile_of
 from tests.inference.serving_helpers import bomb, encoded, serving
 

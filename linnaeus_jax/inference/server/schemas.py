@@ -1,4 +1,4 @@
-"""What the server takes and gives, as pydantic types: the schema of its HTTP interface."""
+"""What the server takes and says of pictures, as pydantic types: the schema of its HTTP interface."""
 
 from __future__ import annotations
 
@@ -131,69 +131,6 @@ class Problem(BaseModel):
     """Why a request was not answered."""
 
     detail: str
-
-
-class ComponentOut(BaseModel):
-    """A metadata component: its columns, and what they are computed from (place, date, elevation)."""
-
-    name: str
-    columns: list[str]
-    inputs: list[str]
-
-
-class LimitsOut(BaseModel):
-    """What a request may hold."""
-
-    body_bytes: int
-    pictures: int
-    pixels: int
-    seconds: float
-
-
-class ModelInformation(BaseModel):
-    """Answer of `GET /info`; null where it is not known."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    model_name: str
-    model_version: str
-    model_architecture: str
-    taxonomy_source: str | None
-    taxonomy_version: str | None
-    taxonomy_root_identifier: str | None
-    predicted_rank_levels: list[str] = Field(description="coarsest first")
-    rank_names: dict[str, str]
-    num_classes_per_rank: dict[str, int]
-    null_class_info: dict[str, int | None] = Field(description="index of the class that means unknown")
-    image_size: list[int] = Field(description="channels, height, width")
-    image_mean: list[float]
-    image_std: list[float]
-    image_interpolation: str
-    image_resize_mode: str
-    image_crop_fraction: float = Field(description="share of the shorter side that center_crop keeps")
-    metadata_components_enabled: list[str]
-    metadata_feature_encoding: list[ComponentOut]
-    aux_vector_length: int
-    default_top_k: int
-    default_min_confidence: float
-    calibration_rows: int = Field(
-        description="validation rows that the probabilities were calibrated on; 0: they are not"
-    )
-    coverage_rows: int = Field(description="validation rows that `coverage` was measured on; 0: it was not")
-    licence: str | None
-    inference_handler_version: str
-    artifacts_source_uri: str | None
-    limits: LimitsOut
-
-
-class Health(BaseModel):
-    """Answer of `GET /health`."""
-
-    status: Literal["ok", "failed"]
-    reason: str  # why no picture is answered; empty where they are
-    batch_sizes: list[int]
-    compilations: int
-    waiting_pictures: int
 
 
 def message_of(error: ValidationError) -> str:

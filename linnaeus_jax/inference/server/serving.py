@@ -27,7 +27,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from linnaeus_jax import __version__
 from linnaeus_jax.data.parallel import cores
-from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions
+from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
@@ -36,6 +36,7 @@ from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
+from linnaeus_jax.inference.server.information import Health, Known, ModelInformation
 from linnaeus_jax.inference.server.requests import (
     RETRY_AFTER,
     Limits,
@@ -45,16 +46,7 @@ from linnaeus_jax.inference.server.requests import (
     called,
     http_error,
 )
-from linnaeus_jax.inference.server.schemas import (
-    ComponentOut,
-    Health,
-    LimitsOut,
-    ModelInformation,
-    PredictForm,
-    PredictRequest,
-    PredictResponse,
-    Problem,
-)
+from linnaeus_jax.inference.server.schemas import PredictForm, PredictRequest, PredictResponse, Problem
 from linnaeus_jax.reading.metadata import Encoded
 
 PAGE = Path(__file__).parent / "page"
@@ -166,56 +158,13 @@ class Service:
         return str(self.model.bundle.facts.get("title", "")) or self.model.bundle.source.name
 
     def info(self) -> ModelInformation:
-        bundle, limits = self.model.bundle, self.limits
-        facts, taxonomy = bundle.facts, bundle.taxonomy
-        coarsest_first = list(reversed(taxonomy.tasks))
-        known = {key: None if facts.get(key) is None else str(facts[key]) for key in _TAXONOMY_FACTS + ("licence",)}
-        return ModelInformation(
-            model_name=self.name,
-            model_version=str(facts.get("version") or f"step {facts.get('step', 'unknown')}"),
-            model_architecture=" ".join(str(bundle.settings.get(key, "")) for key in ("type", "variant")).strip(),
-            predicted_rank_levels=coarsest_first,
-            rank_names={task: taxonomy.ranks[task] for task in coarsest_first},
-            num_classes_per_rank={task: len(taxonomy.classes[task]) for task in coarsest_first},
-            null_class_info=dict.fromkeys(coarsest_first, 0 if taxonomy.first else None),
-            image_size=[3, *bundle.preprocessing.size],
-            image_mean=list(bundle.preprocessing.mean),
-            image_std=list(bundle.preprocessing.std),
-            image_interpolation=bundle.preprocessing.interpolation,
-            image_resize_mode=bundle.preprocessing.resize_mode,
-            image_crop_fraction=bundle.preprocessing.crop_fraction,
-            metadata_components_enabled=[component.name for component in bundle.encoder.components],
-            metadata_feature_encoding=[
-                ComponentOut(name=component.name, columns=list(component.columns), inputs=list(component.inputs))
-                for component in bundle.encoder.components
-            ],
-            aux_vector_length=bundle.encoder.width,
-            default_top_k=TOP_K,
-            default_min_confidence=MIN_CONFIDENCE,
-            calibration_rows=bundle.calibration.rows,
-            coverage_rows=bundle.calibration.coverage_rows,
-            inference_handler_version=f"linnaeus_jax {__version__}",
-            artifacts_source_uri=None,
-            limits=LimitsOut(
-                body_bytes=limits.body_bytes, pictures=limits.pictures, pixels=limits.pixels, seconds=limits.seconds
-            ),
-            **known,  # type: ignore[arg-type]
-        )
+        return ModelInformation.of(Known(self.name, self.model, self.limits, self.batcher))
 
     async def health(self, response: Response) -> Health:
-        reason = "" if self.batcher.alive else "the threads of the model have ended; the log of the server says why"
-        reason = reason or await self._decoders.fault()
-        response.status_code = 503 if reason else 200
-        return Health(
-            status="failed" if reason else "ok",
-            reason=reason,
-            batch_sizes=list(self.model.forward.buckets),
-            compilations=self.batcher.compilations,
-            waiting_pictures=self.batcher.waiting,
-        )
-
-
-_TAXONOMY_FACTS = ("taxonomy_source", "taxonomy_version", "taxonomy_root_identifier")
+        fault = "" if self.batcher.alive else "the threads of the model have ended; the log of the server says why"
+        fault = fault or await self._decoders.fault()
+        response.status_code = 503 if fault else 200
+        return Health.of(Known(self.name, self.model, self.limits, self.batcher, fault))
 
 
 def create_app(
