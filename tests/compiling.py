@@ -10,7 +10,7 @@ FLAGS = [
     "--xla_cpu_collective_timeout_seconds=300",
 ]
 #: options of a compilation whose results are compared bit by bit with those of another program
-LIKE_USERS: dict[str, bool] = {}
+LIKE_USERS: dict[str, str | bool] = {}
 if metadata.version("jaxlib").startswith("0.10."):  # later ones end at a flag that they have no more
     # XLA's older code of fusions: half the time of compiling, or less; rounding depends more on what is fused
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")

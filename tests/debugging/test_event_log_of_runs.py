@@ -15,7 +15,9 @@ from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.trainer import run
+from linnaeus_jax.step import compilation
 from linnaeus_jax.tools import analyze_debug_logs
+from tests.compiling import LIKE_USERS
 from tests.run.test_kill import final_parameters
 from tests.step import toy
 from tests.tiny import tiny_config
@@ -122,6 +124,7 @@ def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch, one_dev
     The frames of `gradients` are those of `detector`, and more.
     """
     toy.register(monkeypatch)
+    monkeypatch.setattr(compilation, "compiler_options", lambda training: LIKE_USERS)
     found = {}
     for name in forms:
         run(tiny_config(tmp_path / "data", model__type=model, train__epochs=2, **FORMS[name]), tmp_path / name)
