@@ -112,11 +112,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=4, help="pictures at once (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=9, help="rounds, at least 2 (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=0, help="in a measurement (default: 1 on a CPU, else 50)")
+    parser.add_argument("--name", default="attention", help="of the file in results/ (default: %(default)s)")
     options = parser.parse_args(argv)
     keep_freed_memory()
     rows = [row for step in options.names for tokens in options.tokens for row in measured(step, tokens, options)]
     command = ["python", "-m", "benchmarks.attention", *(sys.argv[1:] if argv is None else argv)]
-    print(write_results("attention", rows, shlex.join(command)))
+    print(write_results(options.name, rows, shlex.join(command)))
 
 
 if __name__ == "__main__":

@@ -93,11 +93,12 @@ def _pair(first: str, second: str) -> Row:
     return Row(f"{TRUNKS[first].title} and {TRUNKS[second].title}, heads", (first, second), "head", HEAD)
 
 
-def _views(*trunks: str, views: int = 4) -> Row:
-    """Heads on the features of the pictures and of augmented views of each."""
+def _views(*trunks: str) -> Row:
+    """Heads on the features of the pictures and of four augmented views of each."""
     title = " and ".join(TRUNKS[trunk].title for trunk in trunks)
-    heads, count = "heads" if len(trunks) > 1 else "head", f"{views} view{'s' * (views > 1)}"
-    return Row(f"{title}, {heads}, {count}", trunks, "pictures", HEAD | {"train.tune_views": views}, 0, 4 * views)
+    return Row(
+        f"{title}, head{'s' * (len(trunks) > 1)}, 4 views", trunks, "pictures", HEAD | {"train.tune_views": 4}, 0, 15
+    )
 
 
 #: what comparisons of ideas have in common: heads on features of Lite0 that begin as drawn, the best of 7 checkpoints
