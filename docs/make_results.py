@@ -1,4 +1,4 @@
-"""Writes docs/results.md and docs/from_nothing.md, their pictures, README's table and
+"""Writes docs/results.md, docs/ideas.md and docs/from_nothing.md, their pictures, README's table and
 benchmarks/results/real/summary.json from the results of `benchmarks.real`.
 
 python -m docs.make_results
@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent
 REAL = RESULTS / "real"
 SUMMARY = REAL / "summary.json"
 PAGE, CURVES = FOLDER / "results.md", FOLDER / "pictures" / "risk_coverage.png"
+IDEAS_PAGE = FOLDER / "ideas.md"
 FROM_NOTHING, MINUTES = FOLDER / "from_nothing.md", CURVES.with_name("minutes.png")
 HEADS = {
     "grocery": "Grocery Store: the split of the authors",
@@ -51,7 +52,7 @@ WANTED = {
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
-DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2")
+DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2", "full-lite2")
 
 WIDTH = 139  # characters of a line of text
 
@@ -109,6 +110,8 @@ def beside(base: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> dict[str,
 def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     first = seeds[0]["figures"]
     out: dict[str, Any] = {"seeds": [one["seed"] for one in seeds], "title": seeds[0]["row_title"]}
+    if (device := device_of(seeds)) != "cpu":
+        out["device"] = device
 
     def over(path: Iterable[str | int]) -> dict[str, Any]:
         values = []
@@ -145,6 +148,16 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     if "bundle_mb" in seeds[0]:
         out["bundle_mb"] = over(("bundle_mb",))
     return out
+
+
+def device_of(seeds: list[dict[str, Any]]) -> str:
+    """What a row was trained on, as JAX calls it."""
+    return next(iter(seeds[0]["machine"]["devices"]), "cpu")
+
+
+def titled(row: str, one: Mapping[str, Any]) -> str:
+    """A row's title, with the device where that is none of a CPU."""
+    return f"{ROWS[row].title}, on one {one['device']}" if "device" in one else ROWS[row].title
 
 
 def percent(value: Mapping[str, Any]) -> str:
@@ -204,7 +217,7 @@ def accuracy_tables(data: Mapping[str, Any]) -> str:
             one = rows[row]
             cells = [percent(one["raw"][rank]["accuracy"]) for rank in ranks]
             cells += [percent(one["raw"][ranks[0]]["macro_accuracy"]), ", ".join(map(str, one["seeds"]))]
-            lines.append([ROWS[row].title, *cells])
+            lines.append([titled(row, one), *cells])
         sides = ", ".join(f"{count:,} {side}" for side, count in next(iter(rows.values()))["pictures"].items())
         columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
         said = textwrap.fill(f"Pictures: {sides}. {lacking}", WIDTH)
@@ -328,7 +341,7 @@ def cost_table(data: Mapping[str, Any]) -> str:
                 cells = [plain(1)(each["cpu_minutes"]) for each in (one["before"], cost)] + [plain(0)(cost["peak_mb"])]
             answers = [f"{took[name]:.1f}" if took else "" for name in timed]
             lines.append(
-                [split, ROWS[row].title, *cells, plain(1)(one["bundle_mb"]) if "bundle_mb" in one else "", *answers]
+                [split, titled(row, one), *cells, plain(1)(one["bundle_mb"]) if "bundle_mb" in one else "", *answers]
             )
     head = ["features, once", "a seed", "peak MB", "bundle MB"]
     head += ["predict, ms", "CPU-ms of it", "server, ms", "pictures/s", "pictures per CPU-second"]
@@ -336,11 +349,12 @@ def cost_table(data: Mapping[str, Any]) -> str:
 
 
 def cpu_hours(found: Results) -> float:
-    """CPU-hours of all results, features once."""
+    """CPU-hours of all results without a GPU, features once."""
     minutes = 0.0
     for split, rows in found.items():
         once: dict[str, float] = {}
-        for row, seeds in ((row, seeds) for row, seeds in rows.items() if not from_nothing(row)):
+        on_cpu = ((row, seeds) for row, seeds in rows.items() if not from_nothing(row) and device_of(seeds) == "cpu")
+        for row, seeds in on_cpu:
             minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds)
             each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
             once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
@@ -360,13 +374,19 @@ def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[s
 def text(data: Mapping[str, Any], found: Results) -> str:
     """The page."""
     machines = {
-        (one["machine"]["cpu"], one["machine"]["cores"], one["machine"]["python"], one["machine"]["versions"]["jax"])
+        (
+            one["machine"]["cpu"],
+            one["machine"]["cores"],
+            *([device] if (device := device_of([one])) != "cpu" else []),
+            f"Python {one['machine']['python']}",
+            f"JAX {one['machine']['versions']['jax']}",
+        )
         for rows in found.values()
         for row, seeds in rows.items()
         for one in seeds
         if not from_nothing(row)
     }
-    said = "; ".join(f"{cpu}, {cores} cores, Python {python}, JAX {x}" for cpu, cores, python, x in sorted(machines))
+    said = "; ".join(f"{cpu}, {cores} cores, {', '.join(rest)}" for cpu, cores, *rest in sorted(machines))
     sets = table(
         ["set", "pictures", "classes", "licence", "from"],
         [
@@ -380,32 +400,40 @@ def text(data: Mapping[str, Any], found: Results) -> str:
             for one in SETS.values()
         ],
     )
-    filled = (FOLDER / "making" / "results.txt").read_text()
-    for name, part in {
-        "sets": sets,
-        "accuracy": accuracy_tables(data),
-        "coarser": coarser_table(data),
-        "answers": answers_table(data),
-        "coverage": coverage_table(data),
-        "counts": count_table(data),
-        "ideas": idea_table(data),
-        "unseen": unseen_table(data),
-        "adjusted": adjusted_table(data),
-        "cost": cost_table(data),
-        "hours": f"{cpu_hours(found):.1f}",
-        "machine": said,
-    }.items():
-        filled = filled.replace("{" + name + "}", part.strip())
-    return filled
+    return filled(
+        "results",
+        sets=sets,
+        accuracy=accuracy_tables(data),
+        coarser=coarser_table(data),
+        answers=answers_table(data),
+        coverage=coverage_table(data),
+        counts=count_table(data),
+        cost=cost_table(data),
+        hours=f"{cpu_hours(found):.1f}",
+        machine=said,
+    )
+
+
+def filled(name: str, **parts: str) -> str:
+    """A page's text with its tables in place of their names."""
+    page = (FOLDER / "making" / f"{name}.txt").read_text()
+    for part, content in parts.items():
+        page = page.replace("{" + part + "}", content.strip())
+    return page
+
+
+def ideas_text(data: Mapping[str, Any]) -> str:
+    """The page on single changes."""
+    return filled("ideas", ideas=idea_table(data), unseen=unseen_table(data), adjusted=adjusted_table(data))
 
 
 def nothing_text(data: Mapping[str, Any], found: Results) -> str:
     """The page on training from nothing."""
-    return (FOLDER / "making" / "from_nothing.txt").read_text().replace("{tables}", nothing_tables(data, found).strip())
+    return filled("from_nothing", tables=nothing_tables(data, found))
 
 
 #: rows of the table in README
-FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2")
+FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2", "full-lite2")
 README, MARK = FOLDER.parent / "README.md", "<!-- {} of docs.make_results -->\n"
 
 
@@ -414,7 +442,7 @@ def first_table(data: Mapping[str, Any]) -> str:
     rows, ranks = data["grocery"], SETS["grocery"].ranks
     lines = [
         [
-            ROWS[row].title,
+            titled(row, rows[row]),
             *(f"{percent(rows[row][kind][rank]['accuracy'])} %" for kind, rank in _best(rows[row], ranks)),
         ]
         for row in FIRST
@@ -495,6 +523,7 @@ def main() -> None:
     data = summary(found)
     SUMMARY.write_text(json.dumps(data, indent=1) + "\n")
     PAGE.write_text(text(data, found))
+    IDEAS_PAGE.write_text(ideas_text(data))
     FROM_NOTHING.write_text(nothing_text(data, found))
     README.write_text(with_table(README.read_text(), data))
     draw(found).savefig(CURVES, metadata={"Software": None})

@@ -329,9 +329,13 @@ def test_the_page_is_what_the_results_say():
     data = make_results.summary(found)
     assert len([one for rows in found.values() for seeds in rows.values() for one in seeds]) == len(RESULTS)
     assert json.loads(make_results.SUMMARY.read_text()) == data, "write it anew with python -m docs.make_results"
-    pages = {make_results.PAGE: make_results.text, make_results.FROM_NOTHING: make_results.nothing_text}
+    pages = {
+        make_results.PAGE: make_results.text(data, found),
+        make_results.IDEAS_PAGE: make_results.ideas_text(data),
+        make_results.FROM_NOTHING: make_results.nothing_text(data, found),
+    }
     for page, text in pages.items():
-        assert page.read_text() == text(data, found), "python -m docs.make_results"
+        assert page.read_text() == text, "python -m docs.make_results"
 
 
 def test_gains_within_two_standard_errors_are_noise():

