@@ -55,6 +55,8 @@ def _counts(panel: Axes, axis: str = "y") -> None:
 
 def long_tail(found: Description) -> Figure | None:
     """Rows of every class, most first, per rank."""
+    from matplotlib.ticker import LogFormatter
+
     if not found.finest:
         return None
     figure, panel = _panel("Long tail: rows per class", "class, by number of rows", "rows")
@@ -73,6 +75,8 @@ def long_tail(found: Description) -> Figure | None:
                            color="#555555")  # fmt: skip
     panel.set_xscale("log")
     panel.set_yscale("log")
+    for axis in (panel.xaxis, panel.yaxis):  # within a decade, numbers between its powers are named, too
+        axis.set_minor_formatter(LogFormatter())
     _counts(panel, "x")
     _counts(panel, "y")
     panel.legend(fontsize=10, frameon=False)
