@@ -67,7 +67,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
     head = "".join(f"<th{marks[kind]}>{escaped(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = []
     for row in rows:
-        parts = []
+        parts: list[str] = []
         for item, aligned in zip(row, kinds, strict=True):
             value, kind = item if isinstance(item, tuple) else (item, "text" if text else aligned)
             shown = re.sub(r"(?<=[./_])(?!$)", "<wbr>", cell(value)) if text and not parts else cell(value)

@@ -71,7 +71,7 @@ def long_tail(found: Description) -> Figure | None:
     for few in FEW:
         if found.sizes(found.finest)[-1] < few:
             panel.axhline(few, color="#888888", lw=0.9, ls="--")
-            panel.annotate(f"{few} rows", (0.01, few), xycoords=("axes fraction", "data"), va="bottom", fontsize=9,
+            panel.annotate(f"{few} rows", (1.01, few), xycoords=("axes fraction", "data"), va="center", fontsize=9,
                            color="#555555")  # fmt: skip
     panel.set_xscale("log")
     panel.set_yscale("log")
