@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import re
 import tempfile
 from base64 import b64decode
 from pathlib import Path
@@ -78,15 +77,14 @@ def main() -> None:
         for name, width in ((name, width) for name in names for width in WINDOWS):
             before, after = (drawn(page, folder / name, width) for folder in (options.before, options.after))
             differing, said, pixels = 0, [], 0
-            for part in (part for part in after if part in before):
+            for place, part in enumerate(part for part in after if part in before):
                 count, picture = compared(before[part], after[part])
                 differing, pixels = differing + count, pixels + picture.size // 9
                 if count:
                     said.append(f"{part or 'top'} {100 * 9 * count / picture.size:.2f} %")
-                    stem = re.sub(r"\W+", "-", f"{name.with_suffix('')} {width} {part or 'top'}")
-                    Image.fromarray(picture).save(options.out / f"{stem}.png")
-            said += [f"new: {part}" for part in after if part not in before]
-            said += [f"gone: {part}" for part in before if part not in after]
+                    stem = "-".join(name.with_suffix("").parts)
+                    Image.fromarray(picture).save(options.out / f"{stem}-{width}-{place}.png")
+            said += [f"{'new' if part in after else 'gone'}: {part}" for part in sorted(after.keys() ^ before.keys())]
             print(f"{name} | {width} | {100 * differing / pixels:.2f} % | {'; '.join(said)}", flush=True)
 
 

@@ -355,9 +355,9 @@ def test_pages_are_compared_by_their_sections(
     pages.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[:2] for line in lines] == [["report.html", "1280"], ["report.html", "390"]]
-    assert all("Other 9" in line and "new: New; gone: Gone" in line and "Same" not in line for line in lines)
+    assert all("Other 9" in line and "gone: Gone; new: New" in line and "Same" not in line for line in lines)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"report-{width}-{part}.png" for width in (1280, 390) for part in ("top", "Other")
+        f"report-{width}-{place}.png" for width in (1280, 390) for place in (0, 2)
     }
 
 
