@@ -82,8 +82,7 @@ def main() -> None:
                 differing, pixels = differing + count, pixels + picture.size // 9
                 if count:
                     said.append(f"{part or 'top'} {100 * 9 * count / picture.size:.2f} %")
-                    stem = "-".join(name.with_suffix("").parts)
-                    Image.fromarray(picture).save(options.out / f"{stem}-{width}-{place}.png")
+                    Image.fromarray(picture).save(options.out / f"{'-'.join(name.parts)[:-5]}-{width}-{place}.png")
             said += [f"{'new' if part in after else 'gone'}: {part}" for part in sorted(after.keys() ^ before.keys())]
             print(f"{name} | {width} | {100 * differing / pixels:.2f} % | {'; '.join(said)}", flush=True)
 
