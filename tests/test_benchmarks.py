@@ -24,6 +24,7 @@ from benchmarks import (
     heads_and_losses,
     heads_on_demo,
     input_ratios,
+    pages,
     processes,
     saving,
     start_up,
@@ -32,6 +33,7 @@ from benchmarks import (
 )
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.reporting import page
 from tests.inference.conftest import small_bundle
 from tests.step import toy
 
@@ -337,6 +339,26 @@ def test_serving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert row["pictures_per_s"] > 0
     for row in rows[2:]:
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+
+
+@pytest.mark.slow
+def test_pages_are_compared_by_their_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = {"Same": "<p>as it was</p>", "Other": '<div style="height:9000px">tall</div>'}
+    versions = {"before": {"Gone": "x", **same}, "after": {"New": "<p>moves the others</p>", **same, "Other": "short"}}
+    for version, sections in versions.items():
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "report.html").write_text(page.page("Run", sections))
+    folders = [str(tmp_path / version) for version in versions]
+    monkeypatch.setattr(sys, "argv", ["pages", *folders, "--out", str(tmp_path / "out")])
+    pages.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines] == [["report.html", "1280"], ["report.html", "390"]]
+    assert all("Other 9" in line and "gone: Gone; new: New" in line and "Same" not in line for line in lines)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"report-{width}-{place}.png" for width in (1280, 390) for place in (0, 2)
+    }
 
 
 def test_attention_is_that_of_jax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

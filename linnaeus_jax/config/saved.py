@@ -19,6 +19,8 @@ log = logging.getLogger("linnaeus_jax")
 
 #: keys of configs saved by earlier versions, which had but one value
 FORMER_KEYS = ("model.in_chans", "model.img_size")
+#: the value of a key in a config that lacks it
+MISSING = "<absent>"
 
 
 def config_from_json(tree: Mapping[str, Any]) -> ConfigDict:
@@ -75,9 +77,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def config_difference(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """(key, old value, new value) of every leaf that differs between two plain config trees."""
     before, after = flatten(old), flatten(new)
-    missing = "<absent>"
     return [
-        (key, before.get(key, missing), after.get(key, missing))
+        (key, before.get(key, MISSING), after.get(key, MISSING))
         for key in sorted(before.keys() | after.keys())
-        if before.get(key, missing) != after.get(key, missing)
+        if before.get(key, MISSING) != after.get(key, MISSING)
     ]

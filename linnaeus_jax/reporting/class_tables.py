@@ -52,13 +52,13 @@ def class_names(run: RunRecord, task: str) -> Callable[[int], str]:
 
 
 def worst_class_rows(run: RunRecord) -> tuple[str, list[tuple[str, int, float, int | None]]]:
-    """The finest task whose classes were measured, and of each class its name, validation rows, share that is right
-    and training rows, worst first; "" and no rows without any."""
+    """The finest task with classes that are not always right, and of each of them its name, validation rows, share that
+    is right and training rows, worst first; "" and no rows without any."""
     counts = (run.json("metadata/class_label_counts.json") or {}).get("train", {})
     for task, curves in validation_curves(run).items():
         total, right = _class_counts(curves)
         name = class_names(run, task)
-        measured = [i for i in np.flatnonzero(total).tolist() if name(i) != "unknown"]
+        measured = [i for i in np.flatnonzero(total > right).tolist() if name(i) != "unknown"]
         if measured:
             measured.sort(key=lambda i: (right[i] / total[i], -total[i]))
             trained = counts.get(task, [None] * len(total))

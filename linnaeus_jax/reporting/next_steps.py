@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.defaults import get_config
-from linnaeus_jax.config.saved import config_difference, plain
+from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, baselines, rising_losses
@@ -74,7 +74,7 @@ def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
     changed = config_difference({section: default[section] for section in OF_FAMILIES}, given)
     settings: dict[str, Any] = {"model__type": "EfficientNet", "model__variant": "lite0"}
     settings |= {"model__pretrained": "package:efficientnet-lite0", "train__tune": f"last:{LAST}"}
-    settings |= {f"model__{key}": _value(old) for key, old, _ in changed if old != "<absent>"}
+    settings |= {f"model__{key}": _value(old) for key, old, _ in changed if old != MISSING}
     if run.config["schedule"]["mixup"]["prob"]["enabled"]:
         settings["schedule__mixup__prob__enabled"] = False
     yield Suggestion(

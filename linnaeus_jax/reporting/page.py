@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,17 +27,23 @@ overflow-wrap:anywhere}
 figure img{width:auto;height:96px;max-width:128px;margin:2px 0}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,500px),1fr));gap:4px 20px;align-items:start}
 .map img{min-width:600px}.side>div{min-width:0;max-width:100%}.wide{flex:1 0 100%}
-@media(max-width:700px){.wide-figure img{width:auto;max-width:none;min-width:820px}}
-table.text th{text-align:left}
+@media(max-width:700px){.wide-figure img{width:auto;max-width:none;min-width:820px}
+th,td{padding:3px 6px}figure{width:calc(50% - 7px)}}
+table.text th{text-align:left}table.text td{min-width:12ch}table.text td:first-child{overflow-wrap:break-word}
 ul.warnings,ul.commands{margin:4px 0;padding-left:20px}ul.warnings li{margin:2px 0}ul.commands li{margin:6px 0}
 code{font:12.5px ui-monospace,Menlo,Consolas,monospace;background:#f4f6f8;padding:1px 4px;overflow-wrap:anywhere}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto}.option{display:inline-block}
 """
 
 
 def escaped(text: str) -> str:
     """A text of unknown origin as it stands in a page."""
     return html.escape(sanitize(text))
+
+
+def with_options(text: str) -> str:
+    """A text with options of commands; a line ends within one only where the screen is narrower."""
+    return re.sub(r"--[^\s<]+", r'<span class="option">\g<0></span>', escaped(text))
 
 
 def cell(value: Any) -> str:
@@ -50,7 +57,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
     """A table; a row may hold `(value, "best")` pairs, which are marked.
 
     Args:
-      text: all columns hold text, in the font of code.
+      columns: their headings; none is shown where all are empty.
+      text: all columns hold text, in the font of code; names of the first may go on in the next line after a dot, slash
+        or underscore.
       left: so many columns are left-aligned.
     """
     kinds = ["left" if 0 < place < left else "" for place in range(len(columns))]
@@ -58,15 +67,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: bool =
     head = "".join(f"<th{marks[kind]}>{escaped(name)}</th>" for name, kind in zip(columns, kinds, strict=True))
     body = []
     for row in rows:
-        parts = []
+        parts: list[str] = []
         for item, aligned in zip(row, kinds, strict=True):
             value, kind = item if isinstance(item, tuple) else (item, "text" if text else aligned)
-            parts.append(f'<td class="{kind}">{cell(value)}</td>' if kind else f"<td>{cell(value)}</td>")
+            shown = re.sub(r"(?<=[./_])(?!$)", "<wbr>", cell(value)) if text and not parts else cell(value)
+            parts.append(f'<td class="{kind}">{shown}</td>' if kind else f"<td>{shown}</td>")
         body.append(f"<tr>{''.join(parts)}</tr>")
     if not body:
         return ""
     kind = ' class="text"' if text else ""
-    return f'<div class="scroll"><table{kind}><tr>{head}</tr>{"".join(body)}</table></div>'
+    head = f"<tr>{head}</tr>" if any(columns) else ""
+    return f'<div class="scroll"><table{kind}>{head}{"".join(body)}</table></div>'
 
 
 def percent(value: float | None, factor: float = 1.0) -> str | None:

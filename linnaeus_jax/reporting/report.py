@@ -13,7 +13,7 @@ import numpy as np
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.plugins import import_named
-from linnaeus_jax.config.saved import config_difference, flatten, plain
+from linnaeus_jax.config.saved import MISSING, config_difference, flatten, plain
 from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES
 from linnaeus_jax.files import DAMAGED_LOG, UNREADABLE_CHECKPOINTS, read_json, write_atomically
 from linnaeus_jax.metrics.names import CHAINS, result_name
@@ -23,7 +23,7 @@ from linnaeus_jax.reporting import class_tables as classes
 from linnaeus_jax.reporting import report_plots as plots
 from linnaeus_jax.reporting.alerts import STALLS_FILE, STARVING, WAIT_SHARE
 from linnaeus_jax.reporting.next_steps import suggestions
-from linnaeus_jax.reporting.page import escaped, note, page, percent, table
+from linnaeus_jax.reporting.page import escaped, note, page, percent, table, with_options
 from linnaeus_jax.reporting.report_plots import Runs
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
 from linnaeus_jax.reporting.verdicts import accuracy, baselines, verdicts
@@ -39,6 +39,8 @@ CONFIDENCE = (
     *(f"coverage_at_risk_{percent}" for percent in RISK_LEVELS),
 )
 
+#: kinds of baselines -> what a classifier is given
+GIVEN = {"colours": "colour histograms", "features": "features of the trunk as it was read"}
 #: characters shown of a line of `STALLS_FILE`
 STALL_LENGTH = 600
 
@@ -184,7 +186,7 @@ def overview(runs: Runs, tasks: Tasks) -> str:
         top = (max if info.higher_is_better else min)((pair[0] for pair in pairs if pair), default=None)
         facts[label] = [
             (
-                f"{percent(pair[0]) if info.scale == 100 else f'{pair[0]:.4g}'} ({pair[1]})",
+                f"{percent(pair[0], info.scale) if '[%]' in label else f'{pair[0]:.4g}'} ({pair[1]})",
                 "best" if len(runs) > 1 and pair[0] == top else "",
             )
             if pair
@@ -210,8 +212,8 @@ def warning_list(run: RunRecord, _: Tasks) -> str:
 def to_try(run: RunRecord, _: Tasks) -> str:
     items = []
     for one in suggestions(run):
-        command = f"<br><code>{escaped(one.command)}</code>" if one.command else ""
-        items.append(f"<li>{escaped(one.why)}{command}</li>")
+        command = f"<br><code>{with_options(one.command)}</code>" if one.command else ""
+        items.append(f"<li>{with_options(one.why)}{command}</li>")
     return f'<ul class="commands">{"".join(items)}</ul>' if items else ""
 
 
@@ -246,13 +248,13 @@ def simple_baselines(run: RunRecord, tasks: Tasks) -> str:
         for label, of in percents.items()
     ]
     kept = (run.json(BASELINES_FILE) or {}).get("rows", {})
-    sample = ", ".join(f"{part:,} of {every:,} rows for {name}" for name, (part, every) in kept.items())
-    text = (
-        "In validation, over the rows that are labelled at a rank: always the commonest class, a kernel classifier on "
-        "colour histograms, and one on features of a trunk that does not train."
+    sample = ", ".join(
+        f"{part:,} of {every:,} for {phase_label(name)}" for name, (part, every) in kept.items() if part < every
     )
-    if sample:
-        text += f" The classifiers know evenly spaced rows: {sample}."
+    given = " or ".join(text for kind, text in GIVEN.items() if TITLES[kind] in percents)
+    text = "In validation, over the rows that are labelled at a rank."
+    if given:
+        text += f" A kernel classifier knows {given}{sample and f', of evenly spaced rows: {sample}'}."
     return f"<h4>Simple baselines</h4>{note(text)}{table(['', *(f'{task_name(t)} %' for t in tasks)], rows)}"
 
 
@@ -384,7 +386,7 @@ section("Speed")(plots.speed)
 
 @section("Data", per_run=True)
 def data_table(run: RunRecord, _: Tasks) -> str:
-    sizes = run.json("assets/num_classes.json") or {}
+    sizes = {task: len(taxa.keys() - {"null"}) for task, taxa in (run.json("assets/class_to_idx.json") or {}).items()}
     density = run.json("metadata/task_label_density.json") or {}
     rows = [
         [task_name(task), task, size, *(percent(shares.get(task)) for shares in density.values())]
@@ -405,15 +407,16 @@ def initial_weights(run: RunRecord, _: Tasks) -> str:
 
 @section("Settings")
 def settings(runs: Runs, _: Tasks) -> str:
+    default = plain(get_config())  # of keys that came after a run, too
     configs = {label: run.config for label, run in runs.items() if run.config}
     if len(configs) == 1:
-        changed = config_difference(plain(get_config()), next(iter(configs.values())))
-        rows = [[key, json.dumps(old), json.dumps(new)] for key, old, new in changed]
+        changed = config_difference(default, next(iter(configs.values())))
+        rows = [[key, json.dumps(old), json.dumps(new)] for key, old, new in changed if new != MISSING]
         content = table(["setting", "default", "this run"], rows, text=True)
         return note("Settings that are not the default.") + content if content else ""
     flat = {label: flatten(config) for label, config in configs.items()}
-    keys = sorted(set().union(*flat.values())) if flat else []
-    rows = [[key, *(json.dumps(one.get(key, "<absent>")) for one in flat.values())] for key in keys]
+    keys, given = sorted(set().union(*flat.values())) if flat else [], flatten(default)
+    rows = [[key, *(json.dumps(one.get(key, given.get(key, MISSING))) for one in flat.values())] for key in keys]
     content = table(["setting", *flat], [row for row in rows if len(set(row[1:])) > 1], text=True)
     return note("Settings in which the runs differ.") + content if content else ""
 

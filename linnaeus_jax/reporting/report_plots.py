@@ -288,20 +288,27 @@ def confidence(curves: Mapping[str, Mapping[str, Any]]) -> str:
         reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
     content = [
         Panel(
-            f"reliability; fewer than {LEAST_ROWS} rows are not joined",
+            f"reliability; dots of fewer than {LEAST_ROWS} rows are not joined",
             reliable,
             "right predictions [%]",
             "confidence [%]",
         ),
-        Panel("risk against coverage", risk, "errors among the answered [%]", "answered, most confident first [%]"),
+        Panel(
+            "risk against coverage",
+            risk,
+            "errors among the answered [%]",
+            "answered, most confident first [%]",
+            limits=None if any(np.any(line.y) for line in risk) else (-0.02, 1.0),  # nothing is wrong
+        ),
     ]
     return panels("confidence", content, columns=2, height=3.2)
 
 
 def distances(curves: Mapping[str, Mapping[str, Any]]) -> str:
-    """Share of the validation rows by taxonomic distance between label and prediction, one group per distance."""
+    """Share of the validation rows by taxonomic distance between label and prediction, one group per distance; ""
+    without errors."""
     tasks = {task: one["distance"] for task, one in curves.items() if sum(one.get("distance", {}).values())}
-    steps = sorted({int(edges) for counts in tasks.values() for edges in counts if int(edges) > 0})
+    steps = sorted({int(edges) for counts in tasks.values() for edges, rows in counts.items() if int(edges) and rows})
     content = {
         task: [100 * counts[str(edges)] / sum(counts.values()) if str(edges) in counts else None for edges in steps]
         for task, counts in tasks.items()

@@ -196,6 +196,19 @@ def test_page_and_figures(labels, tmp_path):
     assert again[0].read_bytes() == files[0].read_bytes()
 
 
+def test_counts_of_classes_within_a_decade_are_plain_numbers(changed):
+    with h5py.File(changed, "r+") as file:
+        file["taxa_L10"][:] = np.repeat([101, 102], ROWS // 2)
+    figure = FIGURES["long_tail"](describe(changed))
+    assert figure is not None
+    figure.canvas.draw()
+    texts = [label.get_text() for label in figure.axes[0].yaxis.get_ticklabels(which="both")]
+    assert any(texts)
+    assert all(text.replace(",", "").isdigit() for text in texts if text)
+    (few,) = figure.axes[0].texts
+    assert few.get_window_extent().x0 >= figure.axes[0].get_window_extent().x1  # beside the curves, not over them
+
+
 def test_hostile_texts_on_the_page(changed, tmp_path):
     evil = "<script>alert(1)</script>\n\u202e[red]"
     with h5py.File(changed, "r+") as file:

@@ -157,6 +157,25 @@ def test_keyboard_and_names_for_those_who_do_not_see(site):
     assert page.value("document.querySelector('#status').getAttribute('role')") == "status"
 
 
+def test_several_pictures_share_what_the_model_takes(site):
+    """A model that looks at pictures alone has no place, date or elevation."""
+    page = open_page(site, 1280, 900)
+    said = "document.querySelector('#drop-text').textContent"
+    page.drop("#drop", *site.many[:2])
+    page.wait(ANSWERED)
+    assert page.value(said).startswith("2 pictures: drop or choose others. For all of them: ")
+    page.value("document.querySelectorAll('#place, #date-field, #elevation-field').forEach((e) => e.hidden = true)")
+    page.drop("#drop", *site.many[:3])
+    page.wait(f"{said}.startsWith('3')")
+    assert page.value(said) == "3 pictures: drop or choose others."
+
+
+def test_only_what_is_nearly_certain_is_100_percent(site):
+    page = open_page(site, 1280, 900)
+    shown = page.value("[1, 0.9987, 0.994, 0.5, 0.0123].map(percent)")
+    assert shown == ["100.0 %", "99.9 %", "99 %", "50 %", "1.2 %"]
+
+
 def test_a_token_is_asked_for_as_a_password(site, model):
     """With the page's address holding it, as browsers keep what they were given; without it there is no page."""
     with serving(model, Limits(), access_of("127.0.0.1", token="a-token")) as url:

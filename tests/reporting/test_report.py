@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.reporting import report_plots
+from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.metrics_log import RunError, read_rows
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.page import page, table
@@ -19,7 +23,7 @@ from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.tools import report as tool
 from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "wbr"}
 
 
 class Page(HTMLParser):
@@ -61,8 +65,8 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
     page = Page(text)
     assert page.headings == list(SECTIONS)
     assert "colours of the pictures alone" in text
-    assert "3,000 of 9,000 rows for train" in text
-    assert "<code>python -m linnaeus_jax.main --config=" in text
+    assert "A kernel classifier knows colour histograms, of evenly spaced rows: 3,000 of 9,000 for training." in text
+    assert '<code>python -m linnaeus_jax.main <span class="option">--config=' in text
     inside = ("#s", "data:image/svg+xml;base64,", "data:image/jpeg;base64,")
     assert all(reference.startswith(inside) for reference in page.references)
     assert "http" not in re.sub(r"base64,[^\"]*", "", text)
@@ -81,6 +85,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         "row 17",
         "ge_p95",
         "schedule:",
+        "<td>taxa_L10</td><td>29</td>",  # and unknown
         "<td>unsureness [%]</td>",  # 60 - 50 times the skill of 0.8, in percent
         "<td>mean_place, genus</td>",
         "<td>20</td><td>1 - p of the best class</td>",
@@ -94,6 +99,7 @@ def test_several_runs_stand_side_by_side_with_their_differences(run: Path, tmp_p
     other = make_run(tmp_path / "other", skill=0.6, lr_scheduler__base_lr=3e-4)
     page = write_report([run, other], tmp_path / "both.html").read_text()
     Page(page)
+    page = page.replace("<wbr>", "")
     assert "<th>base</th><th>other</th>" in page
     assert "lr_scheduler.base_lr" in page
     assert "0.0003" in page
@@ -180,8 +186,49 @@ def test_accuracies_of_the_overview_are_those_of_the_table(run: Path) -> None:
         assert every is not None
         value, epoch = labelled
         assert value != every[0]
-        assert f"{value:.4g} ({epoch})" in overview
+        assert f"<td>{value:.2f} ({epoch})</td>" in overview
         assert f"{value:.2f}" in phases  # the last measurement is the best of this run
+    for chain in CHAINS:
+        found = best(record, f"val/{chain}", higher=True)
+        assert found is not None
+        assert f"<td>{100 * found[0]:.2f} ({found[1]})</td>" in overview
+        assert f"{100 * found[0]:.2f}" in phases
+
+
+def test_keys_that_came_after_a_run_are_no_settings_of_it(run: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    shutil.copytree(run, earlier)
+    config = json.loads((earlier / "config.json").read_text())
+    del config["train"]["tune_dir"], config["aug"]["color_jitter"]
+    (earlier / "config.json").write_text(json.dumps(config))
+    records = {name: RunRecord.load(path) for name, path in (("run", run), ("earlier", earlier))}
+    alone = [SECTIONS["Settings"]({name: record}, TASKS) for name, record in records.items()]
+    assert alone[0] == alone[1]
+    assert "absent" not in alone[0]
+    assert SECTIONS["Settings"](records, TASKS) == ""
+
+
+def test_a_run_without_mistakes_has_no_worst_classes_and_no_bars_of_zeros(run: Path) -> None:
+    record = RunRecord.load(run)
+    curves = {
+        "reliability": [[0.9, 1.0, 50]],
+        "risk_coverage": [[0.5, 0.0], [1.0, 0.0]],
+        "distance": {"0": 40, "2": 0, "4": 0},
+        "class_counts": [[0, 4, 4], [0, 4, 4]],
+    }
+    perfect = {"val": dict.fromkeys(TASKS, curves)}
+    kept = record.json
+    with mock.patch.object(RunRecord, "json", lambda _, name: perfect if name == CURVES_FILE else kept(name)):
+        assert SECTIONS["Worst classes"]({"run": record}, TASKS) == ""
+        page = SECTIONS["Mistakes and confidence"]({"run": record}, TASKS)
+    (figure,) = re.findall(r"base64,([^\"]+)", page)
+    ticks = re.findall("<!-- (.*?) -->", base64.b64decode(figure).decode())
+    assert "100" in ticks
+    assert not [text for text in ticks if text.startswith(("\N{MINUS SIGN}", "-"))]
+
+
+def test_a_table_without_headings_has_no_empty_row() -> None:
+    assert table(["", ""], [["model", "tiny"]], left=2).count("<tr>") == 1
 
 
 def test_applied_learning_rates_are_compared_with_the_plan(run: Path, tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, sources):
     assert [file["path"] for file in record["files"]] == list(sources)
     assert initial_weights(directory) == "0.safetensors + 1.safetensors, licence unknown"
     write_report([run], run / "report.html")
-    assert all(source in (run / "report.html").read_text() for source in sources)
+    text = (run / "report.html").read_text().replace("<wbr>", "")
+    assert all(source in text for source in sources)
 
     # pictures say what was stored of them
     result = evaluate(load(run), parse_phases("val", ["TEMPORAL", "SPATIAL"]))

@@ -55,6 +55,8 @@ def _counts(panel: Axes, axis: str = "y") -> None:
 
 def long_tail(found: Description) -> Figure | None:
     """Rows of every class, most first, per rank."""
+    from matplotlib.ticker import LogFormatter
+
     if not found.finest:
         return None
     figure, panel = _panel("Long tail: rows per class", "class, by number of rows", "rows")
@@ -69,10 +71,12 @@ def long_tail(found: Description) -> Figure | None:
     for few in FEW:
         if found.sizes(found.finest)[-1] < few:
             panel.axhline(few, color="#888888", lw=0.9, ls="--")
-            panel.annotate(f"{few} rows", (0.01, few), xycoords=("axes fraction", "data"), va="bottom", fontsize=9,
+            panel.annotate(f"{few} rows", (1.01, few), xycoords=("axes fraction", "data"), va="center", fontsize=9,
                            color="#555555")  # fmt: skip
     panel.set_xscale("log")
     panel.set_yscale("log")
+    for axis in (panel.xaxis, panel.yaxis):  # within a decade, numbers between its powers are named, too
+        axis.set_minor_formatter(LogFormatter())
     _counts(panel, "x")
     _counts(panel, "y")
     panel.legend(fontsize=10, frameon=False)

@@ -17,7 +17,7 @@ function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-const percent = (p) => `${(100 * p).toFixed(p > 0.9995 || p < 0.0995 ? 1 : 0)} %`;
+const percent = (p) => `${(100 * p).toFixed(p > 0.995 || p < 0.0995 ? 1 : 0)} %`;
 const isKnown = (taxon) => taxon.taxon_id !== 0;
 
 function nameOf(taxon) {
@@ -175,10 +175,12 @@ function choose(chosen) {
   state.urls.forEach((url) => URL.revokeObjectURL(url));
   state.urls = files.map((file) => URL.createObjectURL(file));
   const [first] = state.urls;
+  const fields = [["place", "place"], ["date", "date-field"], ["elevation", "elevation-field"]];
+  const common = fields.filter(([, id]) => !$(id).hidden).map(([name]) => name);
   $("preview").hidden = files.length > 1;
   if (files.length === 1) $("preview").src = first;
   $("drop-text").textContent = files.length === 1 ? `${nameOfFile(files[0])}: drop or choose others.`
-    : `${files.length} pictures: drop or choose others. Place, date and elevation hold for all of them.`;
+    : `${files.length} pictures: drop or choose others.` + (common.length ? ` For all of them: ${inputsText(common)}.` : "");
   changed();
 }
 
