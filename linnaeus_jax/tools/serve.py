@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import ipaddress
 import resource
 import socket
@@ -107,6 +108,13 @@ def buckets_of(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def keep_what_is_loaded() -> None:
+    """Takes what was imported and compiled out of the search for garbage. Else that takes half a second among the first
+    requests, and again now and then, in which nobody gets an answer."""
+    gc.collect()
+    gc.freeze()
+
+
 @tools.command()
 def main(argv: Sequence[str]) -> None:
     """Command line; returns the exit status."""
@@ -146,7 +154,12 @@ def main(argv: Sequence[str]) -> None:
         if not token and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             console.print(f"no token is set: whoever reaches {place} can use it (--token-file)", soft_wrap=True)
         console.print(f"{options.bundle}: compiling batches of {sizes} pictures", soft_wrap=True)
-        serve(app, listener, lambda: console.print(f"serving on http://{place}/ (end with Ctrl-C)"))
+
+        def ready() -> None:
+            keep_what_is_loaded()
+            console.print(f"serving on http://{place}/ (end with Ctrl-C)")
+
+        serve(app, listener, ready)
     console.print("stopped")
 
 

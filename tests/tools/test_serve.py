@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import gc
 import json
 import os
 import re
@@ -60,6 +61,15 @@ def test_port_that_is_taken(capsys):
         port = taken.getsockname()[1]
         assert serve.main(["nothing", f"--port={port}"]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_no_search_for_garbage_goes_through_what_was_loaded():
+    frozen = gc.get_freeze_count()
+    try:
+        serve.keep_what_is_loaded()
+        assert gc.get_freeze_count() > frozen + 10_000
+    finally:
+        gc.unfreeze()
 
 
 def wrong_requests(picture: bytes) -> list[tuple[range, dict[str, Any]]]:
