@@ -22,7 +22,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
-from linnaeus_jax.models.names import ParameterInfo, named_leaves, parameter_table
+from linnaeus_jax.models.names import ParameterInfo, initial_variables, named_leaves, parameter_table
 from linnaeus_jax.registry import MODELS
 from tests.compiling import LIKE_USERS
 from tests.extending.conftest import forget_plugins
@@ -393,7 +393,7 @@ def test_scan_remat_and_plain_are_one(small, train_rounded):
 
 @pytest.mark.slow
 def test_initial_values(small):
-    built = jit(small.model.init)(jax.random.key(0), small.batch["image"], small.batch["meta"])
+    built = initial_variables(small.model, jax.random.key(0))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), built)
     assert shapes == small.shapes
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(built))
