@@ -187,8 +187,11 @@ def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("part", saving.PARTS)
 def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """A state of few arrays: the time of saving goes with their number."""
+    toy.register(monkeypatch)
+    monkeypatch.setattr(saving, "MODELS", (*saving.MODELS, "toy-tiny"))
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    saving.main(["--model", "mFormerV1-tiny", "--pairs", "2", "--directory", str(tmp_path), "--without", part])
+    saving.main(["--model", "toy-tiny", "--pairs", "2", "--directory", str(tmp_path), "--without", part])
     name = {"digests": "saving.json"}.get(part, f"saving_{part}.json")
     rows = json.loads((tmp_path / name).read_text())["rows"]
     assert [row["measure"] for row in rows] == list(saving.MEASURES)
