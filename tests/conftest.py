@@ -35,6 +35,13 @@ jax.config.update("jax_default_matmul_precision", "highest")
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files without a slow test are not imported for the slow ones alone: most files, and seconds of each process."""
+    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+        return None
+    return "mark.slow" not in collection_path.read_text() or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get(PLAIN):
         for item in items:

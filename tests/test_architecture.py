@@ -76,7 +76,7 @@ LONG_FILES: dict[str, str] = {}
 def imports_of(path: Path) -> set[str]:
     """Files of this package, relative to it, that a module imports at any depth."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports from linnaeus_jax in full"
@@ -105,7 +105,10 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-IMPORTS = {str(path.relative_to(PACKAGE)): imports_of(path) for path in modules()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """File of the package -> those that it imports."""
+    return {str(path.relative_to(PACKAGE)): imports_of(path) for path in modules()}
 
 
 def test_no_subpackage_may_import_what_stands_below_it_in_the_table():
@@ -117,7 +120,7 @@ def test_no_subpackage_may_import_what_stands_below_it_in_the_table():
 def test_imports_go_to_the_subpackages_that_are_allowed():
     """And every direction that is allowed is used."""
     used: dict[str, dict[str, str]] = {subpackage: {} for subpackage in SUBPACKAGES}
-    for file, others in IMPORTS.items():
+    for file, others in imports().items():
         subpackage = subpackage_of(file)
         used[subpackage] |= {subpackage_of(other): f"{file} imports {other}" for other in others}
         used[subpackage].pop(subpackage, None)
@@ -144,7 +147,7 @@ def test_imports_within_a_subpackage_go_to_the_folders_that_are_allowed():
     """And every direction that is allowed is used. Each folder has a text that says what it holds."""
     for subpackage, folders in FOLDERS.items():
         used: dict[str, dict[str, str]] = {folder: {} for folder in folders}
-        for file, others in IMPORTS.items():
+        for file, others in imports().items():
             if subpackage_of(file) == subpackage:
                 used[folder_of(file)] |= {
                     folder_of(other): f"{file} imports {other}"
@@ -252,17 +255,17 @@ def test_no_circle_between_files():
     def visit(file: str, above: tuple[str, ...]) -> None:
         assert file not in above, " -> ".join([*above[above.index(file) :], file])
         if file not in done:
-            for other in IMPORTS[file]:
+            for other in imports()[file]:
                 if not other.endswith("__init__.py"):  # a package's list of names is above its files
                     visit(other, (*above, file))
             done.add(file)
 
-    for file in IMPORTS:
+    for file in imports():
         visit(file, ())
 
 
 def test_files_over_500_lines_are_named_with_their_reason():
-    long = {file for file in IMPORTS if len((PACKAGE / file).read_text().splitlines()) > 500}
+    long = {file for file in imports() if len((PACKAGE / file).read_text().splitlines()) > 500}
     assert long == set(LONG_FILES)
 
 

@@ -175,10 +175,13 @@ def test_input_pipeline_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.register(monkeypatch)
+    module = importlib.import_module("benchmarks.reading")
+    monkeypatch.setattr(module, "default_cases", lambda: [step_common.Case("toy-tiny", 224, 64, None)])
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     small = ["--images", "32", "--size", "32", "--side", "300", "--batch", "8", "--updates", "4", "--pairs", "2"]
     monkeypatch.setattr(sys, "argv", ["reading", *small, "--rows", "400", "--train-updates", "3", "--img-size", "32"])
-    importlib.import_module("benchmarks.reading").main()
+    module.main()
     rows = json.loads((tmp_path / "reading.json").read_text())["rows"]
     assert [row.get("limit") for row in rows] == [2.0, None, 1.0, 1.0, *[0.5, 0.5, None] * 2, *[None, None, 1.02] * 2]
     for row in rows:
@@ -189,8 +192,11 @@ def test_reading_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("part", saving.PARTS)
 def test_saving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """A state of few arrays: the time of saving goes with their number."""
+    toy.register(monkeypatch)
+    monkeypatch.setattr(saving, "MODELS", (*saving.MODELS, "toy-tiny"))
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    saving.main(["--model", "mFormerV1-tiny", "--pairs", "2", "--directory", str(tmp_path), "--without", part])
+    saving.main(["--model", "toy-tiny", "--pairs", "2", "--directory", str(tmp_path), "--without", part])
     name = {"digests": "saving.json"}.get(part, f"saving_{part}.json")
     rows = json.loads((tmp_path / name).read_text())["rows"]
     assert [row["measure"] for row in rows] == list(saving.MEASURES)

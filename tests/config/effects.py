@@ -305,10 +305,15 @@ class Site:
         block = SamplerSettings.from_config(typed(self.config)).block
         return step_program.build_program(typed(self.config), self.dataset, self.resolved, block)
 
+    @functools.cached_property
+    def variables(self) -> Any:
+        """Shapes of all variables of the network."""
+        image = jax.ShapeDtypeStruct((1, *self.model.img_size, 3), jnp.float32)
+        return jax.eval_shape(self.model.init, jax.random.key(0), image)
+
     def initial_weights(self, without: str = "") -> Any:
         """What `model.pretrained*` reads where every file holds the model itself, but for one array."""
-        shapes = dict(jax.eval_shape(self.model.init, jax.random.key(0), jnp.zeros((1, *self.model.img_size, 3))))
-        trees = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+        trees = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), dict(self.variables))
         arrays = torch_state(self.model, trees.pop("params"), trees)
         arrays.pop(without, None)
 
@@ -383,13 +388,13 @@ class Site:
         image, meta, _, masked = objective.inputs(micro, jax.tree.map(lambda x: x[0], targets), step)
         return {"image": rounded(image.mean(axis=-1)), "meta": rounded(meta), "masked": masked.tolist()}
 
+    @functools.cached_property
     def recomputes(self) -> tuple[bool, bool]:
         """Whether the backward pass of the real network recomputes: in normal steps, in those of GradNorm."""
 
         def text(model: nn.Module) -> str:
-            shape = (1, *model.img_size, 3)
-            variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))
-            return str(jax.make_jaxpr(model.apply)(variables, jnp.zeros(shape)))
+            image = jax.ShapeDtypeStruct((1, *self.model.img_size, 3), jnp.float32)
+            return str(jax.make_jaxpr(model.apply)(self.variables, image))
 
         program = self.program
         normal, measuring = text(program.objective.model), text(program.gradnorm_objective.model)
@@ -397,9 +402,7 @@ class Site:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the real network."""
-        image = jax.ShapeDtypeStruct((1, *self.model.img_size, 3), jnp.float32)
-        tree = jax.eval_shape(self.model.init, jax.random.key(0), image)["params"]
-        return {name: leaf.shape for name, _, leaf in named_leaves(tree)}
+        return {name: leaf.shape for name, _, leaf in named_leaves(self.variables["params"])}
 
     def precision(self) -> str:
         """Type of what the network computes before its heads."""

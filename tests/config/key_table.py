@@ -477,8 +477,8 @@ add(
 )
 add(
     "train.gradient_checkpointing",
-    enabled_normal_steps=Row(True, Site.recomputes, (True, False)),
-    enabled_gradnorm_steps=Row(True, Site.recomputes, (False, True)),
+    enabled_normal_steps=Row(True, at("recomputes"), (True, False)),
+    enabled_gradnorm_steps=Row(True, at("recomputes"), (False, True)),
 )
 add(
     "train.ema",

@@ -22,7 +22,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
-from linnaeus_jax.models.names import ParameterInfo, named_leaves, parameter_table
+from linnaeus_jax.models.names import ParameterInfo, initial_variables, named_leaves, parameter_table
 from linnaeus_jax.registry import MODELS
 from tests.compiling import LIKE_USERS
 from tests.extending.conftest import forget_plugins
@@ -94,7 +94,7 @@ def forms_of(model: Any) -> list[dict[str, bool]]:
     """Each of `FORMS` as far as the family has its fields, once."""
     fields = model.__dataclass_fields__
     forms = [{name: value for name, value in form.items() if name in fields} for form in FORMS]
-    return [form for i, form in enumerate(forms) if form not in forms[:i]]
+    return [form for i, form in enumerate(forms) if form and form not in forms[:i]]
 
 
 def abstract(model: Any, batch: int = 2) -> Any:
@@ -197,8 +197,7 @@ def test_layers_are_numbered_as_they_are_computed(full):
     assert set(index.values()) == set(range(max(heads) + 1))
 
 
-def check_forms(model: Any) -> None:
-    plain = abstract(model)
+def check_forms(model: Any, plain: Any) -> None:
     for form in forms_of(model):
         assert abstract(model.clone(**form)) == plain, form
 
@@ -208,7 +207,8 @@ def check_forms(model: Any) -> None:
 def test_names_and_shapes_of_the_last_variant_do_not_depend_on_scan_or_remat(family):
     """Those of the smallest are compared below, with what is computed from them."""
     variant = [of for name, of in VARIANTS if name == family][-1]
-    check_forms(build(type=family, variant=variant, **SETTINGS))
+    model = build(type=family, variant=variant, **SETTINGS)
+    check_forms(model, abstract(model))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -245,8 +245,8 @@ def loss_of(logits: dict[str, jax.Array], weight_B: jax.Array) -> jax.Array:
     return total
 
 
-def training(model: Any, variables: Any) -> Any:
-    """(batch) -> ((loss, (logits, new state)), gradients) of a training step with dropout and drop path."""
+def training(model: Any) -> Any:
+    """(variables, batch) -> ((loss, (logits, new state)), gradients) of a step with dropout and drop path."""
 
     def loss(params: Any, state: Any, batch: dict[str, jax.Array]) -> Any:
         keys = {name: jax.random.key(i) for i, name in enumerate(("dropout", "drop_path", "gumbel"))}
@@ -262,8 +262,11 @@ def training(model: Any, variables: Any) -> Any:
         )
         return loss_of(logits, batch["weight"]), (logits, state)
 
-    state = {name: value for name, value in variables.items() if name != "params"}
-    return functools.partial(jax.value_and_grad(loss, has_aux=True), variables["params"], state)
+    def step(variables: Any, batch: dict[str, jax.Array]) -> Any:
+        state = {name: value for name, value in variables.items() if name != "params"}
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"], state, batch)
+
+    return step
 
 
 class Small(NamedTuple):
@@ -273,6 +276,11 @@ class Small(NamedTuple):
     model: Any
     variables: Any
     batch: dict[str, np.ndarray]
+
+    @property
+    def shapes(self) -> Any:
+        """Those of the variables, as `abstract` has them."""
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.variables)
 
     def with_(self, **changed: np.ndarray) -> dict[str, np.ndarray]:
         return {**self.batch, **changed}
@@ -288,17 +296,23 @@ def small(request) -> Small:
     return Small(request.param, model, random_variables(model), batch)
 
 
+def compiled(small: Small, function: Any, **options: Any) -> Any:
+    """`function` of variables and batch with those of `small`, not as constants: they make compiling slow."""
+    return functools.partial(jit(function, **options), small.variables)
+
+
 @pytest.fixture(scope="module")
 def evaluate(small) -> Any:
     """(batch) -> logits in evaluation, compiled once."""
-    return jit(
-        lambda batch: small.model.apply(
-            small.variables,
+    return compiled(
+        small,
+        lambda variables, batch: small.model.apply(
+            variables,
             batch["image"],
             batch["meta"],
             meta_valid_BK=batch["valid"],
             row_weight_B=batch["weight"],
-        )
+        ),
     )
 
 
@@ -310,7 +324,16 @@ def rounded(small: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def train(small) -> Any:
     """(batch) -> ((loss, (logits, state)), gradients) in training, compiled once."""
-    return jit(training(small.model, small.variables), **rounded(small))
+    return compiled(small, training(small.model))
+
+
+@pytest.fixture(scope="module")
+def train_rounded(small, request) -> Any:
+    """As `train`, to be compared with other programs."""
+    options = rounded(small)
+    if not options:
+        return request.getfixturevalue("train")
+    return compiled(small, training(small.model), **options)
 
 
 def assert_close(left: Any, right: Any, rows: Any = ..., atol: float = 1e-5) -> None:
@@ -318,7 +341,7 @@ def assert_close(left: Any, right: Any, rows: Any = ..., atol: float = 1e-5) -> 
 
 
 def test_names_and_shapes_of_the_smallest_do_not_depend_on_scan_or_remat(small):
-    check_forms(small.model)
+    check_forms(small.model, small.shapes)
     shapes = [(name, path, leaf.shape) for name, path, leaf in named_leaves(small.variables["params"])]
     assert [(row.name, row.path, row.shape) for row in parameter_table(small.model)] == shapes
 
@@ -336,11 +359,11 @@ def test_evaluation_of_a_row_depends_on_no_other(small, evaluate):
 
 
 @pytest.mark.slow
-def test_rows_of_weight_0_do_not_count_in_training(small, train):
+def test_rows_of_weight_0_do_not_count_in_training(small, train_rounded):
     other = small.with_(image=small.batch["image"].copy(), meta=small.batch["meta"].copy())
     other["image"][3], other["meta"][3] = 5.0, -5.0
-    (loss, (logits, state)), grads = train(small.batch)
-    (other_loss, (other_logits, other_state)), other_grads = train(other)
+    (loss, (logits, state)), grads = train_rounded(small.batch)
+    (other_loss, (other_logits, other_state)), other_grads = train_rounded(other)
     assert_close(other_logits, logits, slice(3))
     assert_close((other_loss, other_state), (loss, state))
     scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
@@ -358,11 +381,11 @@ def test_every_parameter_has_a_gradient(small, train):
 
 
 @pytest.mark.slow
-def test_scan_remat_and_plain_are_one(small, train):
-    (loss, (logits, state)), grads = train(small.batch)
+def test_scan_remat_and_plain_are_one(small, train_rounded):
+    (loss, (logits, state)), grads = train_rounded(small.batch)
     scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(grads))
     for form in forms_of(small.model):
-        other = jit(training(small.model.clone(**form), small.variables), **rounded(small))
+        other = compiled(small, training(small.model.clone(**form)), **rounded(small))
         (other_loss, (other_logits, other_state)), other_grads = other(small.batch)
         assert_close((other_loss, other_logits, other_state), (loss, logits, state))
         assert_close(other_grads, grads, atol=1e-5 * scale)
@@ -370,9 +393,9 @@ def test_scan_remat_and_plain_are_one(small, train):
 
 @pytest.mark.slow
 def test_initial_values(small):
-    built = jit(small.model.init)(jax.random.key(0), small.batch["image"], small.batch["meta"])
+    built = initial_variables(small.model, jax.random.key(0))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), built)
-    assert shapes == abstract(small.model)
+    assert shapes == small.shapes
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(built))
 
 
@@ -380,7 +403,7 @@ def test_missing_metadata_are_zeros(small, evaluate):
     zeros = small.with_(meta=np.zeros_like(small.batch["meta"]))
     expected = evaluate(zeros)
     assert_close(evaluate({**zeros, "valid": np.zeros((4, 2), bool)}), expected)
-    none = jit(lambda image: small.model.apply(small.variables, image))(small.batch["image"])
+    none = compiled(small, small.model.apply)(small.batch["image"])
     assert_close(none, expected)
     assert not np.allclose(expected["species"], evaluate(small.batch)["species"], atol=1e-3)
 
@@ -390,7 +413,8 @@ def test_a_masked_token_has_no_influence(small):
     if small.family == "SmallNet":
         pytest.skip("has no tokens")
     model = small.model.clone(missing_metadata="mask")
-    run = jit(lambda meta, valid: model.apply(small.variables, small.batch["image"], meta, meta_valid_BK=valid))
+    apply = compiled(small, lambda *inputs: model.apply(*inputs[:-1], meta_valid_BK=inputs[-1]))
+    run = functools.partial(apply, small.batch["image"])
     valid = np.array([[True, True], [False, True], [True, False], [False, False]])
     other = small.batch["meta"] + np.repeat(~valid, [2, 3], axis=1)
     assert_close(run(other, valid), run(small.batch["meta"], valid))
@@ -468,5 +492,5 @@ def test_bfloat16_and_its_float32_islands(small):
 
 def test_bfloat16_statistics_stay_float32(small):
     model = small.model.clone(dtype=jnp.bfloat16)
-    (_, (_, state)), grads = jax.eval_shape(training(model, small.variables), small.batch)
+    (_, (_, state)), grads = jax.eval_shape(training(model), small.variables, small.batch)
     assert {leaf.dtype for leaf in jax.tree.leaves((state, grads))} == {jnp.dtype("float32")}

@@ -11,7 +11,7 @@ import pytest
 from linnaeus_jax import backend
 from linnaeus_jax.models.heads import head_specs
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
-from linnaeus_jax.models.names import named_leaves
+from linnaeus_jax.models.names import initial_variables, named_leaves
 from tests.models import golden as golden_numbers
 from tests.models.builds import build
 from tests.models.golden import check_gradient_norms, cosine_loss, count, watched
@@ -249,7 +249,7 @@ def test_drop_path_keeps_the_expectation():
 def test_tiny_trains_at_any_size():
     model = tiny(drop_path_rate=0.1)
     image = jax.random.normal(jax.random.key(1), (2, 48, 40, 3))
-    params = jax.jit(model.init)(jax.random.key(0), image)["params"]
+    params = initial_variables(model, jax.random.key(0))["params"]
     (loss, logits), grads = value_and_grad(
         model, params, (image, None), train=True, rngs={"drop_path": jax.random.key(2)}
     )
@@ -261,7 +261,7 @@ def test_tiny_trains_at_any_size():
 @pytest.mark.slow
 def test_initial_values():
     assert 4e5 < count(shapes(tiny())) < 1e6
-    params = jax.jit(tiny().init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    params = initial_variables(tiny(), jax.random.key(0))["params"]
     for name, _, leaf in named_leaves(params):
         value = np.asarray(leaf)
         assert value.dtype == np.float32, name

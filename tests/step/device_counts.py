@@ -15,7 +15,7 @@ import numpy as np
 from linnaeus_jax.metrics.phase import batch_sums
 from linnaeus_jax.step import placement as step_placement
 from linnaeus_jax.step.placement import Placement
-from tests.step.programs import build, largest_update, relative_difference, run_updates
+from tests.step.programs import build, initial_state, largest_update, relative_difference, run_updates
 from tests.step.test_train_step import SGD
 from tests.step.test_train_step import V0 as SMALL_V0
 from tests.tiny import tiny_config
@@ -43,7 +43,7 @@ def main(directory: Path, family: str) -> None:
     settings = SGD | (SMALL_V0 if family == "mFormerV0" else {})
     for devices in (1, 8):
         program, inputs, placement = build(tiny_config(directory, **settings), directory, devices)
-        start = jax.device_get(jax.jit(program.initial_state)().params)
+        start = jax.device_get(initial_state(program).params)
         state = jax.device_get(run_updates(program, inputs, placement, 3)[0])
         params[devices], states[devices] = state.params, jax.tree.leaves(state.model_state)
     assert bool(states[1]) == (family == "mFormerV0")

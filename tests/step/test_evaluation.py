@@ -207,26 +207,31 @@ def test_mistakes_are_those_of_the_predictions(captured) -> None:
 
 def test_a_phase_tells_the_model_which_components_it_hides(spied, monkeypatch) -> None:
     program, inputs = spied
-    told: dict[str, np.ndarray] = {}
+    told: dict[str, jax.Array] = {}
     evaluation = replace(program.evaluation, extras=replace(program.evaluation.extras, custom=()))
     known = inputs.dataset.train.meta_valid[:4]
     assert known.any(axis=0).all()
 
     def encode_tokens(self: Spy, features: jax.Array, meta: jax.Array, *, meta_valid_BK: jax.Array) -> jax.Array:
-        told["valid"] = np.asarray(meta_valid_BK)
+        told["valid"] = meta_valid_BK
         return jnp.concatenate([meta, features], axis=1)
 
     monkeypatch.setattr(Spy, "encode_tokens", encode_tokens)
     meta = jnp.asarray(inputs.dataset.train.meta[:4])
+    batch = {"label": jnp.ones((4, 3), jnp.int32), "weight": jnp.ones(4), "row": jnp.arange(4), "meta": meta}
+    batch |= {"meta_valid": jnp.asarray(known), "rarity": jnp.zeros(4, jnp.int32)}
+    batch |= {"taxa_subset": jnp.zeros((4, 2), bool)}
+
+    @jax.jit  # of which only what the model is told is computed
+    def seen(mask: jax.Array) -> list[jax.Array]:
+        evaluation.logits({}, {}, jnp.zeros((4, 3)), meta, known & mask[None])
+        by_logits = told.pop("valid")
+        evaluation.phase({}, {}, jnp.ones(3), jnp.zeros((4, 3)), batch, mask, evaluation.empty_sums())
+        return [by_logits, told.pop("valid")]
+
     for mask in ([True, True], [False, True], [True, False]):
-        shown = jnp.asarray(known & np.array(mask))
-        evaluation.logits({}, {}, jnp.zeros((4, 3)), meta, shown)
-        np.testing.assert_array_equal(told["valid"], known & mask)
-        batch = {"label": jnp.ones((4, 3), jnp.int32), "weight": jnp.ones(4), "row": jnp.arange(4), "meta": meta}
-        batch |= {"meta_valid": jnp.asarray(known), "rarity": jnp.zeros(4, jnp.int32)}
-        batch |= {"taxa_subset": jnp.zeros((4, 2), bool)}
-        evaluation.phase({}, {}, jnp.ones(3), jnp.zeros((4, 3)), batch, jnp.asarray(mask), evaluation.empty_sums())
-        np.testing.assert_array_equal(told["valid"], known & mask)
+        for valid in seen(jnp.asarray(mask)):
+            np.testing.assert_array_equal(valid, known & mask)
 
 
 def test_padding_is_no_hit_of_a_class(spied) -> None:

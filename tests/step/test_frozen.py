@@ -20,7 +20,7 @@ from linnaeus_jax.learning.update import Optimizer, ParameterRow, merge_params
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step.train_step import grad_sums
 from tests.step import toy
-from tests.step.programs import build, run_updates
+from tests.step.programs import build, initial_state, run_updates
 from tests.tiny import tiny_config
 
 SGD = {
@@ -43,7 +43,7 @@ def toy_model(monkeypatch):
 
 def first_update(program, inputs):
     """State, batch, targets and counts of update 0."""
-    state = jax.jit(program.initial_state)()
+    state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         batch = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
     return state, batch, *jax.jit(program.objective.build_targets)(batch, state.step)
@@ -196,7 +196,7 @@ def test_everything_frozen(tmp_path):
     probes = log_probes(events, [])
     record = functools.partial(FrameRecorder, gradients=True)
     program, inputs, placement = build(config, tmp_path, probes=probes, make_recorder=record)
-    start = jax.device_get(jax.jit(program.initial_state)())
+    start = jax.device_get(initial_state(program))
     after, outs = run_updates(program, inputs, placement, 2)
     assert [float(out.grad_norm) for out in outs] == [0.0, 0.0]
     assert all(out.finite and out.loss > 0 for out in outs)

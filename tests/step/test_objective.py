@@ -9,7 +9,7 @@ import pytest
 
 from linnaeus_jax.step.train_step import apply, grad_sums
 from tests.step import toy
-from tests.step.programs import build
+from tests.step.programs import build, initial_state
 from tests.tiny import tiny_config
 
 TOY = {"model__type": "toy", "data__batch_size": 8}
@@ -23,7 +23,7 @@ def made(directory, monkeypatch, **overrides):
     program, inputs, _ = build(tiny_config(directory, **TOY, **overrides), directory)
     with inputs.train_loader(0, 1) as loader:
         batch = {name: jnp.asarray(np.asarray(x)) for name, x in next(loader)[1].items()}
-    return program, batch, jax.jit(program.initial_state)()
+    return program, batch, initial_state(program)
 
 
 def at(tree, index):

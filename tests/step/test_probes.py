@@ -12,7 +12,7 @@ import pytest
 
 from linnaeus_jax.step.probes import Probe, consume, due, measure, ordering_token
 from tests.step import toy
-from tests.step.programs import build
+from tests.step.programs import build, initial_state
 from tests.tiny import tiny_config
 
 
@@ -116,7 +116,7 @@ def watched(tmp_path_factory):
         found = {}
         for name, probes in (("with", [probe("look", 1, look)]), ("without", [])):
             program, inputs, placement = build(tiny_config(tmp_path, **settings), tmp_path, probes=probes)
-            found["start"] = state = jax.jit(program.initial_state)()
+            found["start"] = state = initial_state(program, placement.replicated)
             step, found[name] = jax.jit(program.train_step("plain")), []
             with inputs.train_loader(0, 2) as loader:
                 for _, batch in loader:

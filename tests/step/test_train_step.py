@@ -16,7 +16,7 @@ from linnaeus_jax.step.train_step import apply, grad_sums
 from tests.compiling import LIKE_USERS
 from tests.forks import call
 from tests.step import toy
-from tests.step.programs import build, largest_update, relative_difference, run_updates
+from tests.step.programs import build, initial_state, largest_update, relative_difference, run_updates
 from tests.tiny import TASKS, tiny_config
 
 #: plain SGD with a large rate, so that differences between gradients show and are not divided away
@@ -57,7 +57,7 @@ def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
     states = {}
     for devices in (1, 2):
         program, inputs, placement = build(sgd_config(tmp_path, **TOY), tmp_path, devices)
-        start = jax.device_get(jax.jit(program.initial_state)().params)
+        start = jax.device_get(initial_state(program).params)
         states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
     assert largest_update(states[1], start) >= 0.1
     assert relative_difference(states[2], states[1], start) <= BOUND
@@ -66,7 +66,7 @@ def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
 def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     toy.register(monkeypatch)
     program, inputs, _ = build(sgd_config(tmp_path, **TOY, data__sampler__type="standard"), tmp_path)
-    state = jax.jit(program.initial_state)()
+    state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         _, update = next(loader)
     gradients = []
@@ -92,7 +92,7 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     toy.register(monkeypatch)
     toy_model = {"model__type": "toy", "model__variant": "statistics", "data__batch_size": 8}
     program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
-    state = jax.jit(program.initial_state)()
+    state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         update = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
     padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
@@ -106,10 +106,12 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
     jax.tree.map(np.testing.assert_array_equal, found.measured.model_state, expected.measured.model_state)
     jax.tree.map(np.testing.assert_array_equal, found.grads, expected.grads)
-    nothing = sums(padding, state.model_state)
+    nothing = sums(jax.tree.map(lambda x: jnp.concatenate([x, x]), padding), state.model_state)
     jax.tree.map(np.testing.assert_array_equal, nothing.measured.model_state, state.model_state)
     # BatchNorm with momentum 0.5: the batch's statistics weigh a half each time
-    only = [sums(jax.tree.map(lambda x, i=i: x[i : i + 1], update), state.model_state) for i in range(2)]
+    micro = [jax.tree.map(lambda x, i=i: x[i : i + 1], update) for i in range(2)]
+    alone = [jax.tree.map(lambda *parts: jnp.concatenate(parts), one, padding) for one in micro]
+    only = [sums(batch, state.model_state) for batch in alone]
     start, first, second = (
         x["batch_stats"]["final_norm"] for x in (state.model_state, *(o.measured.model_state for o in only))
     )
@@ -128,7 +130,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     overrides |= {"optimizer__momentum": 0.9, "train__clip_grad": 0.5, "train__ema__enabled": True}
     program, inputs, placement = build(sgd_config(tmp_path, **overrides), tmp_path, devices=2)
     objective, optimizer = program.objective, program.settings.optimizer
-    start = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    start = initial_state(program, placement.replicated)
     expected, outputs = run_updates(program, inputs, placement, 2, state=start)
     assert all(out.grad_norm > 0.5 for out in outputs)  # clipped
 
@@ -143,7 +145,7 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     def shards(tree):
         return jax.tree.map(lambda x: jnp.stack(jnp.split(x, 2, axis=1)), tree)
 
-    state = jax.jit(program.initial_state)()
+    state = initial_state(program)
     with inputs.train_loader(0, 2) as loader:
         for _, arrays in loader:
             batch = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -183,7 +185,7 @@ def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
 def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
     toy.register(monkeypatch)
     program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
-    state = jax.jit(program.initial_state, out_shardings=placement.replicated)()
+    state = initial_state(program, placement.replicated)
     bad = dict(state.params)
     bad["aggregate"] = jax.tree.map(lambda x: x * jnp.nan, bad["aggregate"])
     state = state.replace(params=bad)
@@ -237,9 +239,9 @@ def test_the_names_of_ranks_and_their_order_change_nothing(tmp_path, monkeypatch
             config.metrics.null_vs_non_null_tasks = tasks
         program, inputs, placement = build(config, tmp_path)
         if name == "levels":
-            start = jax.device_get(jax.jit(program.initial_state)())
+            start = jax.device_get(initial_state(program))
         params = {head_of(key, of): value for key, value in start.params.items()}
-        state = jax.jit(program.initial_state)().replace(params=params)
+        state = initial_state(program).replace(params=params)
         outputs[name] = run_updates(program, inputs, placement, 1, state=state)[1][0]
     assert (outputs["own"].task_losses == outputs["levels"].task_losses).all()
     for own, level in zip(

@@ -5,6 +5,7 @@ The outputs were recorded by `make_hub_fixtures_vit` from networks of two or thr
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,8 @@ def off(found: Any, wanted: np.ndarray) -> float:
 
 def computed(model: Any, params: Any, size: tuple[int, int]) -> np.ndarray:
     options: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    run = jax.jit(lambda x: model.apply({"params": params}, x, method="encode_image"), compiler_options=options)
-    return np.asarray(run(pictures(size)))
+    encode = functools.partial(model.apply, method="encode_image")
+    return np.asarray(jax.jit(encode, compiler_options=options)({"params": params}, pictures(size)))
 
 
 @pytest.mark.parametrize(("index", "case"), list(enumerate(CASES)), ids=CASES)
