@@ -13,6 +13,7 @@ import pytest
 PROGRAM = """
 import os, resource, signal, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 from linnaeus_jax.config.memory_limit import under_memory_limit
 def call():
     {}
