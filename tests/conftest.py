@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.compiling import FLAGS
 
+# Hundreds of processes start here: without bytecode on disk each would compile the package again, half a second of CPU.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "disabled")

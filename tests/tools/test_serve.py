@@ -63,10 +63,13 @@ def test_port_that_is_taken(capsys):
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_no_search_for_garbage_goes_through_what_was_loaded():
+def test_no_search_for_garbage_goes_through_what_was_loaded(monkeypatch):
+    collected = []
+    monkeypatch.setattr(serve.gc, "collect", lambda: collected.append(gc.get_freeze_count()))
     frozen = gc.get_freeze_count()
     try:
         serve.keep_what_is_loaded()
+        assert collected == [frozen]  # what is garbage goes before
         assert gc.get_freeze_count() > frozen + 10_000
     finally:
         gc.unfreeze()
