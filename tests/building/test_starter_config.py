@@ -35,6 +35,8 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, split):
     config, _ = load_config([f"--config={path}"])
     assert config_errors(config) == []
     assert config.data.task_keys_h5 == TASKS[:ranks]
+    assert config.data.partial.levels
+    assert config.train.phase1_mask_null_loss
     part = "train_" if split == "train" else ""
     assert config.data.h5[f"{part}labels_path"] == str(tmp_path / "labels.h5")
     assert resolve_sources(typed(config).data).train_images == (folder or str(tmp_path / "images.h5"))

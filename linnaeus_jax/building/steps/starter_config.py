@@ -43,6 +43,7 @@ def get_config() -> ConfigDict:
     {resizing}
     data.batch_size, data.batch_size_val = {batch_size}, 64
     data.partial.levels = True  # pictures identified only to a coarser rank train the ranks they have
+    config.train.phase1_mask_null_loss = True  # and none that is unknown, which else is learned like one more class
 {metadata}
 
     # {remark}
