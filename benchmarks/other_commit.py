@@ -44,6 +44,12 @@ def worktree(commit: str) -> Iterator[Path]:
             subprocess.run(["git", "-C", str(HERE), "worktree", "remove", "--force", str(path)], check=True)
 
 
+def environment(package: Path, **env: str) -> dict[str, str]:
+    """Variables with which a child process finds the packages of a checkout first."""
+    paths = [str(package), os.environ.get("PYTHONPATH")]  # what is found there stays, behind the package
+    return {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def start(
     program: str,
     arguments: Sequence[str],
@@ -52,11 +58,10 @@ def start(
     python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """Starts `benchmarks/<program>.py` of the working tree with the packages of the checkout `package`."""
-    paths = [str(package), os.environ.get("PYTHONPATH")]  # what is found there stays, behind the package
     return subprocess.Popen(
         # -P: the directory of the program is no place to import from
         [python, "-P", str(HERE / "benchmarks" / f"{program}.py"), *arguments],
-        env={**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=environment(package, **(env or {})),
         cwd=package,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -18,7 +18,6 @@ import argparse
 import csv
 import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -38,10 +37,9 @@ CLIENTS, ROUNDS, SIZE = 8, 3, 128
 
 def tool(package: Path, cache: Path, name: str, *arguments: object) -> subprocess.Popen[bytes]:
     """Starts a tool of a checkout."""
-    paths = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", f"linnaeus_jax.tools.{name}", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": paths, "JAX_COMPILATION_CACHE_DIR": str(cache)},
+        env=other_commit.environment(package, JAX_COMPILATION_CACHE_DIR=str(cache)),
         cwd=package,
         stdout=subprocess.DEVNULL,
     )

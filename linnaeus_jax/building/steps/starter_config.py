@@ -87,7 +87,8 @@ class _Trunk:
     """Published weights, and what they cost with pictures of `size` pixels on two cores of a CPU.
 
     Attributes:
-      last: blocks that are tuned; `updates` of them.
+      last: blocks that are tuned.
+      updates: with which they, or all blocks, have learnt what they can of few rows.
       view, update: seconds of storing a view, and of a picture in an update of the last blocks.
       stored: bytes of a view.
       views: beside the picture itself.
@@ -127,8 +128,8 @@ _RATES = {"tiny": 1.6e-2, "sm": 2e-3, "md": 2e-3}
 _TUNED_RATE, _WHOLE_RATE = 1.6e-2, 5e-3
 #: training rows from which random weights of a large model are taken in place of published ones of a small one
 _MANY_ROWS = 500_000
-#: updates for which all of a pretrained model trains, within so many epochs; with many rows fewer epochs do
-_WHOLE_UPDATES, _WHOLE_EPOCHS, _WHOLE_MOST = 600, (20, 60), 30_000
+#: epochs of all of a pretrained model, and updates beyond which fewer do
+_WHOLE_EPOCHS, _WHOLE_MOST = (20, 60), 30_000
 #: longest training on two cores that is chosen, in seconds
 _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
@@ -270,11 +271,11 @@ def choose_size(
 
 
 def _whole_size(rows: int, img_size: int, batch_size: int) -> Size:
-    per_epoch, (least, most) = max(rows // batch_size, 1), _WHOLE_EPOCHS
-    epochs = min(max(round(_WHOLE_UPDATES / per_epoch), least), most)
+    trunk, per_epoch, (least, most) = _trunk(img_size), max(rows // batch_size, 1), _WHOLE_EPOCHS
+    epochs = min(max(round(trunk.updates / per_epoch), least), most)
     epochs = max(min(epochs, round(_WHOLE_MOST / per_epoch)), least // 2)
     remark = _on_accelerator(rows, img_size, epochs, per_epoch)
-    return Size(_trunk(img_size).variant, epochs, batch_size, None, remark, _WHOLE_RATE, pretrained=True)
+    return Size(trunk.variant, epochs, batch_size, None, remark, _WHOLE_RATE, pretrained=True)
 
 
 def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int) -> str:
