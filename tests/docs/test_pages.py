@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -167,11 +166,3 @@ def test_a_marked_file_is_written_whatever_it_holds(tmp_path):
 )
 def test_three_dots_stand_for_any_lines(shown, printed, expected):
     assert matches(shown, printed) is expected
-
-
-def test_every_page_is_in_one_of_the_two_files():
-    from tests.docs.test_pages_a_to_l import PAGES as first
-    from tests.docs.test_pages_m_to_z import PAGES as second
-
-    assert sorted([*first, *second]) == sorted(pages())
-    assert not any(Path(page).stem[0] in "0123456789" for page in pages())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import os
 import shutil
 import subprocess
@@ -26,17 +25,14 @@ def environment() -> dict[str, str]:
 
 
 def made(parent: Path, settings: dict[str, str]) -> Path:
-    """The folder that the environment variable `GIVEN` names, else one below a folder that all workers of a session
-    share; the first that asks makes it by commands with the environment `settings`."""
-    folder = Path(os.environ.get(GIVEN) or parent / "docs_workspace").absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
-        if not folder.exists():
-            unfinished = folder.with_name(f"{folder.name}_unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            _make(unfinished, settings)
-            unfinished.rename(folder)
+    """The folder that the environment variable `GIVEN` names, else one below `parent`; where it does not exist it is
+    made by commands with the environment `settings`."""
+    folder = Path(os.environ.get(GIVEN) or parent / "workspace").absolute()
+    if not folder.exists():
+        unfinished = folder.with_name(f"{folder.name}_unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _make(unfinished, settings)
+        unfinished.rename(folder)
     return folder
 
 
