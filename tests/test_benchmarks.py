@@ -209,7 +209,9 @@ def test_starts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     make = start_up.make_demo.main
     monkeypatch.setattr(start_up.make_demo, "main", lambda arguments: make([*arguments, "--rows", "600"]))
-    start_up.main(["--pairs", "1", "--config.data.batch_size=16"])
+    example = start_up.REPOSITORY / "tests" / "extending" / "model_example.py"  # compiled in a third of the time
+    model = [f"--config.env.plugins={example}", "--config.model.type=SmallNet", "--config.model.variant=narrow"]
+    start_up.main(["--pairs", "1", "--config.data.batch_size=16", *model])
     rows = json.loads((tmp_path / "start_up.json").read_text())["rows"]
     assert [row["start"] for row in rows] == list(start_up.STARTS)
     assert all(0 < row["step_cpu"] + row["initial_state_cpu"] < row["first_update_cpu"] for row in rows)
