@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from linnaeus_jax.compat.orbax_parts import use_steady_clock
+from linnaeus_jax.compat.orbax_parts import copy_small_arrays_whole, use_steady_clock
 from linnaeus_jax.config.errors import TrainingError, described
 from linnaeus_jax.files import (
     DIGESTS,
@@ -85,6 +85,7 @@ class Checkpoints:
     def _manager(self) -> ocp.CheckpointManager:
         """Made at the first use, so that a dry run leaves no directory behind."""
         use_steady_clock()
+        copy_small_arrays_whole()
         if not self.read_only:
             make_directory(self.directory)
         return ocp.CheckpointManager(

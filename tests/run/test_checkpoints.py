@@ -14,6 +14,7 @@ from linnaeus_jax.files import DIGESTS, UNREADABLE_CHECKPOINTS, DamagedFileError
 from linnaeus_jax.run import read_errors
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint, preserved, retention_policy
+from linnaeus_jax.step.placement import Placement
 
 
 def index_of(ranking: dict[int, float | None]) -> dict[int, dict]:
@@ -156,6 +157,23 @@ def test_restore_gives_back_state_and_meta(opened):
     assert again.finished_boundary(10) == BOUNDARY
     assert again.finished_boundary(20) is None
     assert again.shapes(10) == {"params.kernel": (2, 3), "step": ()}
+
+
+def test_a_save_compiles_no_slices_of_small_arrays_that_every_device_holds(opened):
+    everywhere = jax.device_put(state(2.5), Placement(jax.devices()).replicated)
+    assert len(everywhere["params"]["kernel"].sharding.device_set) > 1
+    compiled = []
+    listener = lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    checkpoints = opened()
+    try:
+        checkpoints.save(10, everywhere, {})
+        checkpoints.wait()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert compiled == []
+    _, found, _ = checkpoints.restore_newest(abstract(state()))
+    assert float(found["params"]["kernel"][1, 2]) == 2.5
 
 
 def test_no_checkpoint_is_none(opened):
