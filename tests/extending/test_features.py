@@ -67,9 +67,8 @@ def test_features_that_nothing_takes_are_an_error(config, tmp_path, tune, words)
 
 @pytest.mark.slow
 def test_a_run_from_features(config, tmp_path):
-    config.train.epochs, config.lr_scheduler.base_lr = 40, 3e-2
-    config.schedule.validation.interval_epochs = config.schedule.validation.mask_meta_interval_epochs = 40
-    config.schedule.checkpoint.interval_epochs = 40
+    config.train.epochs, config.lr_scheduler.base_lr = 8, 1e-2
+    config.schedule.validation.interval_epochs = config.schedule.validation.mask_meta_interval_epochs = 4
     config.train.fit_heads = False  # with more features of noise than rows discriminants do not last at such a rate
     final = trainer.run(config, tmp_path / "run")
     assert final["final_val_non_null/acc1_taxa_L10"] > 60  # of 8 species
