@@ -65,6 +65,7 @@ class Corner:
 NO_MIXING = {"schedule__mixup__enabled": False, "schedule__mixup__cutmix__enabled": False}
 ONE_TASK_GRADNORM = {"data__task_keys_h5": (FINEST,), "loss__grad_weighting__task__type": "gradnorm"}
 ONE_BY_ONE = {"data__batch_size": 1, "data__batch_size_val": 1, "data__sampler__type": "standard"}
+DETECTED = {"debug__underflow_overflow__enabled": True, "debug__underflow_overflow__gradients": True}
 V0 = SMALL_V0 | {
     "model__drop_rate": (0.1,),
     "model__drop_path_rate": 0.2,
@@ -80,14 +81,12 @@ def heads(kind: str, **options: Any) -> dict[str, Any]:
 
 
 V0_CONDITIONAL = V0 | heads("ConditionalClassifier", routing_strategy="gumbel", temperature=0.5)
-V0_DETECTED = (
+V0_MASKED = (
     V0
     | heads("PathSoftmax")
     | {
         "model__missing_metadata": "mask",
         "loss__grad_weighting__task__type": "static",
-        "debug__underflow_overflow__enabled": True,
-        "debug__underflow_overflow__gradients": True,
         "train__gradient_checkpointing__enabled_normal_steps": True,
         "train__ema__enabled": True,
     }
@@ -102,11 +101,11 @@ CORNERS = {
     "no nulls, no mixing, model with a state": Corner(
         NO_MIXING | {"data__partial__levels": False}, all_known, "lion", toy="statistics"
     ),
-    "finest rank all null": Corner({}, constant(FINEST, 0), "muon"),
+    "finest rank all null, detector": Corner(DETECTED, constant(FINEST, 0), "muon"),
     "no validation rows": Corner({}, None, "ademamix"),
     "batch 1, standard sampler": Corner(ONE_BY_ONE, None, "adam", 15),
     "mFormerV0, conditional heads, GradNorm, accumulation": Corner(V0_CONDITIONAL, toy=""),
-    "mFormerV0, path heads, masked tokens, detector, remat": Corner(V0_DETECTED, toy=""),
+    "mFormerV0, path heads, masked tokens, remat": Corner(V0_MASKED, toy=""),
 }
 
 
