@@ -30,6 +30,7 @@ IDEAS_PAGE = FOLDER / "ideas.md"
 FROM_NOTHING, MINUTES = FOLDER / "from_nothing.md", CURVES.with_name("minutes.png")
 HEADS = {
     "grocery": "Grocery Store: the split of the authors",
+    "grocery-most": "Grocery Store: the authors' test rows, one validation picture of each product, the others train",
     "plants": "Campus plants: 72 % training, 8 % validation, 20 % test, drawn by seed",
     "plants-most": "Campus plants: the same test rows, one validation picture of each species, all others for training",
     "plants-time": "Campus plants by time: tested from 2023, trained and validated before",

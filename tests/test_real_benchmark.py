@@ -154,6 +154,9 @@ def test_sides(scheme):
 def test_official_sides_are_kept():
     rows = dataclasses.replace(drawn_rows(), given=("train",) * 300 + ("val",) * 100 + ("test",) * 200)
     assert rows.sides("official", 3) == list(rows.given)
+    most = rows.sides("most", 3)
+    assert most[:300] + most[400:] == list(rows.given[:300] + rows.given[400:])
+    assert Counter(most[300:400]) == {"train": 95, "val": 5}
     rows = dataclasses.replace(rows, given=("train",) * 400 + ("test",) * 200)
     assert Counter(rows.sides("official", 3)[400:]) == {"test": 200}
 
