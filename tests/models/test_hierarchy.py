@@ -55,17 +55,28 @@ def test_gathers_and_sums_are_transposes(tree):
     x, y = draws(tree)
     links = ParentLinks(parents, count)
     member = (np.asarray(parents)[None, :] == np.arange(count)[:, None]).astype(float)
-    total, pull = jax.vjp(links.sum_of_children, jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(total, x @ member.T, atol=1e-5)
-    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], y @ member, atol=1e-5)
-    of_parent, pull = jax.vjp(lambda v: links.of_parent(v, 7.0), jnp.asarray(y, jnp.float32))
-    np.testing.assert_allclose(of_parent, y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
-    np.testing.assert_allclose(pull(jnp.asarray(x, jnp.float32))[0], x @ member.T, atol=1e-5)
-    total, pull = jax.vjp(links.logsumexp_of_children, jnp.asarray(x, jnp.float32))
+
+    @jax.jit
+    def run(x: jax.Array, y: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        found = []
+        for function, inputs, cotangent in (
+            (links.sum_of_children, x, y),
+            (lambda v: links.of_parent(v, 7.0), y, x),
+            (links.logsumexp_of_children, x, y),
+        ):
+            value, pull = jax.vjp(function, inputs)
+            found.append((value, pull(cotangent)[0]))
+        return found
+
+    sums, of_parent, logsumexp = run(x.astype(np.float32), y.astype(np.float32))
+    np.testing.assert_allclose(sums[0], x @ member.T, atol=1e-5)
+    np.testing.assert_allclose(sums[1], y @ member, atol=1e-5)
+    np.testing.assert_allclose(of_parent[0], y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
+    np.testing.assert_allclose(of_parent[1], x @ member.T, atol=1e-5)
     weight = np.exp(x) @ member.T
-    np.testing.assert_allclose(total, np.log(np.where(weight > 0, weight, 1)), atol=1e-5)
+    np.testing.assert_allclose(logsumexp[0], np.log(np.where(weight > 0, weight, 1)), atol=1e-5)
     share = np.exp(x) * ((y / np.where(weight > 0, weight, 1)) @ member)
-    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], share, atol=1e-5)
+    np.testing.assert_allclose(logsumexp[1], share, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -117,14 +128,20 @@ def test_path_log_probs_of_extreme_logits(name):
 @given(trees)
 def test_paths_share_out_the_mass_of_their_parent(tree):
     parents, count = np.asarray(tree[0]), tree[1]
-    logits, parent_logits = (jnp.asarray(x, jnp.float32) for x in draws(tree))
+    logits, parent_logits = (x.astype(np.float32) for x in draws(tree))
     links = ParentLinks(parents, count)
-    prob = np.exp(np.asarray(path_log_probs(logits, parent_logits, links), np.float64))
+
+    @jax.jit
+    def run(logits: jax.Array, parent_logits: jax.Array) -> tuple[jax.Array, ...]:
+        sums = links.sum_of_children(jnp.exp(logits))
+        return path_log_probs(logits, parent_logits, links), jax.nn.softmax(parent_logits), sums
+
+    log_probs, parent_prob, sums = (np.asarray(x, np.float64) for x in run(logits, parent_logits))
+    prob = np.exp(log_probs)
     np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-6)
-    parent_prob = np.asarray(jax.nn.softmax(parent_logits), np.float64)
     children = np.stack([prob[:, parents == g].sum(axis=1) for g in range(count)], axis=1)
     free = np.exp(np.asarray(logits, np.float64))[:, parents < 0].sum(axis=1, keepdims=True)
-    total = np.asarray(links.sum_of_children(jnp.exp(logits)), np.float64) + free
+    total = sums + free
     if (parents < 0).any():
         np.testing.assert_allclose(children + parent_prob * free / total, parent_prob, atol=1e-6)
     else:
@@ -142,24 +159,31 @@ def test_order_of_classes_and_of_parents_means_nothing(tree, random):
     random.shuffle(others)
     renamed = np.append(np.argsort(others), -1)[parents[classes]]
 
-    def outputs(parents: np.ndarray, logits: np.ndarray, parent_logits: np.ndarray) -> list[np.ndarray]:
-        links, z, g = ParentLinks(parents, count), jnp.asarray(logits), jnp.asarray(parent_logits)
-        prior = log_prior(jax.nn.softmax(g), links, "neutral"), hard_log_prior(g, links, "epsilon")
-        return [np.asarray(x) for x in (path_log_probs(z, g, links), *prior)]
+    @jax.jit
+    def run(*given: Any) -> list[tuple[jax.Array, ...]]:
+        found = []
+        for (z, g), of in zip(given, (parents, renamed), strict=True):
+            links = ParentLinks(of, count)
+            prior = log_prior(jax.nn.softmax(g), links, "neutral"), hard_log_prior(g, links, "epsilon")
+            found.append((path_log_probs(z, g, links), *prior))
+        return found
 
-    plain = outputs(parents, logits, parent_logits)
-    shuffled = outputs(renamed, logits[:, classes], parent_logits[:, others])
+    plain, shuffled = jax.device_get(run((logits, parent_logits), (logits[:, classes], parent_logits[:, others])))
     for one, other in zip(plain, shuffled, strict=True):
         np.testing.assert_allclose(one[:, classes], other, atol=1e-5)
 
 
 def test_gradients_of_several_losses_at_once():
     tree = TREES["null, orphan, childless parent"]
-    x, y = (jnp.asarray(values, jnp.float32) for values in draws(tree))
+    x, y = (values.astype(np.float32) for values in draws(tree))
     links = ParentLinks(*tree)
-    _, pull = jax.vjp(lambda z, g: path_log_probs(z, g, links), x, y)
-    weights = jnp.stack([x, 2 * x])
-    for several, one in zip(jax.jit(jax.vmap(pull))(weights), pull(x), strict=True):
+
+    @jax.jit
+    def run(x: jax.Array, y: jax.Array, weights: jax.Array) -> tuple[Any, Any]:
+        _, pull = jax.vjp(lambda z, g: path_log_probs(z, g, links), x, y)
+        return jax.vmap(pull)(weights), pull(x)
+
+    for several, one in zip(*run(x, y, np.stack([x, 2 * x])), strict=True):
         np.testing.assert_allclose(several, np.stack([one, 2 * one]), atol=1e-5)
 
 
@@ -210,9 +234,9 @@ def test_a_class_without_a_parent_that_is_far_ahead_leaves_the_gradients_finite(
     """Its exponential overflows, and it is in no sum: neither NaN nor anything else of it reaches the others."""
     parents, count = TREES["null, orphan, childless parent"]
     orphans = np.asarray(parents) < 0
-    x, y = (jnp.asarray(draw, jnp.float32) for draw in draws(TREES["null, orphan, childless parent"]))
+    x, y = (draw.astype(np.float32) for draw in draws(TREES["null, orphan, childless parent"]))
     links = ParentLinks(parents, count)
-    _, pull = jax.vjp(links.logsumexp_of_children, x)
-    _, pull_far = jax.vjp(links.logsumexp_of_children, x.at[:, orphans].set(logit))
-    np.testing.assert_array_equal(pull_far(y)[0], pull(y)[0])
-    np.testing.assert_array_equal(pull_far(y)[0][:, orphans], 0)
+    pull = jax.jit(lambda x, y: jax.vjp(links.logsumexp_of_children, x)[1](y)[0])
+    far = np.where(orphans[None], np.float32(logit), x)
+    np.testing.assert_array_equal(pull(far, y), pull(x, y))
+    np.testing.assert_array_equal(pull(far, y)[:, orphans], 0)
