@@ -46,9 +46,9 @@ def golden_specs(cfg: dict[str, Any], head: dict[str, Any]) -> tuple[HeadSpec, .
 
 
 def golden_params(golden: dict[str, np.ndarray], tasks: dict[str, int], name: str) -> dict[str, Any]:
-    def layer(task: str) -> dict[str, jax.Array]:
+    def layer(task: str) -> dict[str, np.ndarray]:
         weight, bias = (golden[name.format(task=task, kind=kind)] for kind in ("weight", "bias"))
-        return {"kernel": jnp.asarray(weight.T), "bias": jnp.asarray(bias)}
+        return {"kernel": weight.T, "bias": bias}
 
     return {task: {"fc": layer(task)} for task in tasks}
 
@@ -153,7 +153,7 @@ def four_ranks(kinds: str | dict[str, dict[str, Any]], **options: Any) -> Classi
 
 @pytest.fixture(scope="module")
 def x():
-    return jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, FEATURES)), jnp.float32)
+    return jax.device_put(np.random.default_rng(0).normal(size=(ROWS, FEATURES)).astype(np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def params(x):
     """Weights that every head type takes, so large that refinement matters."""
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(four_ranks("Linear").init, jax.random.key(0), x)["params"]
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape).astype(np.float32)), shapes)
+    return jax.device_put(jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes))
 
 
 @pytest.mark.parametrize("kind", HIERARCHICAL)
