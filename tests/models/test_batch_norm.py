@@ -37,7 +37,7 @@ def test_moments_of_one_pass_are_those_of_two(
     x = np.asarray((rng.normal(size=SHAPE) + row_offsets) * size, np.float32)
     counts = np.full(4, True) if weights is None else np.asarray(weights) > 0
     x[~counts] *= 1e6
-    mean, variance, count = compiled_moments(x, None if weights is None else np.float32(weights))
+    mean, variance, count = compiled_moments(x, None if weights is None else np.array(weights, np.float32))
     assert count == counts.sum() * 15
     values = x[counts].reshape(-1, 2).astype(np.float64) if counts.any() else np.zeros((1, 2))
     np.testing.assert_allclose(mean, values.mean(axis=0), rtol=1e-6, atol=1e-6 * size)
@@ -58,9 +58,9 @@ def test_a_constant_map_has_no_variance_and_no_row_none_at_all() -> None:
 def test_values_and_gradients_are_those_of_the_plain_form(weighted: bool, offset: float) -> None:
     rng = np.random.default_rng(1)
     x, cotangent = (rng.normal(size=SHAPE).astype(np.float32) for _ in range(2))
-    weight = np.float32([1.0, 0.0, 2.0, 1.0]) if weighted else None
-    params = {"scale": np.float32([1.5, -0.5]), "bias": np.float32([0.1, 0.2])}
-    state = {"running_mean": np.float32([0.5, -1.0]), "running_var": np.float32([2.0, 0.25])}
+    weight = np.array([1.0, 0.0, 2.0, 1.0], np.float32) if weighted else None
+    params = {"scale": np.array([1.5, -0.5], np.float32), "bias": np.array([0.1, 0.2], np.float32)}
+    state = {"running_mean": np.array([0.5, -1.0], np.float32), "running_var": np.array([2.0, 0.25], np.float32)}
 
     def run(params: Any, x: jax.Array) -> Any:
         variables = {"params": params, "batch_stats": state}

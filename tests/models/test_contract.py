@@ -130,7 +130,11 @@ class Traced(NamedTuple):
 @pytest.fixture(scope="module", params=VARIANTS, ids="_".join)
 def full(request) -> Traced:
     family, variant = request.param
-    model, order, owners, logits = build(type=family, variant=variant, **SETTINGS), [], {}, {}
+    # of the form that is one operation to trace: what is called and which variables there are does not depend on it
+    model = build(type=family, variant=variant, depthwise_impl="lax", **SETTINGS)
+    order: list[tuple[str, ...]] = []
+    owners: dict[tuple[str, ...], str] = {}
+    logits: dict[str, jax.Array] = {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         order.append(context.module.path)

@@ -43,9 +43,9 @@ def test_fused_attention_is_the_plain_one(tokens: int, extra: str, dtype: Any) -
     rng = np.random.default_rng(1)
     q, k, v, cotangent = jnp.asarray(rng.normal(size=(4, 2, tokens, 3, 8)), dtype)
     bias = jnp.asarray(rng.normal(size=(3, tokens, tokens)), jnp.float32) if extra == "bias" else None
-    mask = rng.random((2, tokens)) < 0.6 if extra == "mask" else None
-    if mask is not None:
-        mask[:, 0] = True
+    seen = rng.random((2, tokens)) < 0.6
+    seen[:, 0] = True
+    mask = jax.device_put(seen) if extra == "mask" else None
 
     @jax.jit
     def both(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None) -> Any:
@@ -135,9 +135,9 @@ def stage_run(kind: type[SelfAttention], impl: str, x: jax.Array, mask: jax.Arra
 def test_a_stage_that_is_padded_once_is_the_plain_one(kind: Any, tokens: int, masked: bool, options: Any) -> None:
     """Values and gradients, those of the bias tables too; and nothing of a gradient beyond the length is used."""
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, tokens, 16)), jnp.float32)
-    mask = np.ones((2, tokens), bool)
-    mask[0, 1] = mask[1, 1:3] = False
-    mask = mask if masked else None
+    valid = np.ones((2, tokens), bool)
+    valid[0, 1] = valid[1, 1:3] = False
+    mask = jax.device_put(valid) if masked else None
     found, expected = (stage_run(kind, impl, x, mask, **options) for impl in ("cudnn", "xla"))
     assert found[0].shape == x.shape
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -201,7 +201,8 @@ def test_dropped_keys_are_dropped_for_all_queries_of_a_head() -> None:
         assert set(kept.ravel()) == {0.0, 2.0}
         np.testing.assert_array_equal(kept, np.broadcast_to(kept[..., :1], (2, 6, 4, 8)))
         assert 0.2 < kept[..., 0].mean() / 2 < 0.8
-    np.testing.assert_allclose(*run(0.0, variables)[0], atol=1e-5)
+    plain, fused = run(0.0, variables)[0]
+    np.testing.assert_allclose(plain, fused, atol=1e-5)
 
 
 def kernels(dtype: Any, kind: type[SelfAttention] = RotaryAttention, **options: Any) -> int:
