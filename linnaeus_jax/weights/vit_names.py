@@ -5,6 +5,7 @@ A table for each source leads from its names to those of `models/vit.py`, and ba
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,12 +226,17 @@ def source_of(names: Arrays) -> str:
     return next((key for key, source in SOURCES.items() if any(re.fullmatch(source.sign, n) for n in names)), "")
 
 
+@functools.cache
+def _pattern(theirs: str) -> re.Pattern[str]:
+    rest = r"(?P<rest>.*)" if theirs[-1] in "._" else "(?P<rest>)"
+    return re.compile(re.escape(theirs).replace(r"\#", r"(?P<block>\d+)") + rest)
+
+
 def ours_of(name: str, source: Source) -> str | None:
     """Our name of an array, "" of one that is left out, None of one that is unknown."""
     bare = re.sub(f"^{source.prefix}", "", name, count=1) if source.prefix else name
     for theirs, ours in source.names if re.fullmatch(f"{source.prefix}{re.escape(bare)}", name) else ():
-        rest = r"(?P<rest>.*)" if theirs[-1] in "._" else "(?P<rest>)"
-        if match := re.fullmatch(re.escape(theirs).replace(r"\#", r"(?P<block>\d+)") + rest, bare):
+        if match := _pattern(theirs).fullmatch(bare):
             return ours.replace("#", match["block"] if "#" in theirs else "") + match["rest"]
     return "" if any(re.fullmatch(pattern, name) for pattern in source.left_out) else None
 

@@ -25,7 +25,7 @@ from linnaeus_jax.data.labels import read_identifiers, read_label_tables, read_s
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import read_taxon_names
 from linnaeus_jax.reading.labelled_pictures import open_pictures
-from tests.building.samples import ROWS, TASKS, encoded, pixels, replace, write_clean, write_packed
+from tests.building.samples import ROWS, TASKS, encoded, identifiers, pixels, replace, write_clean, write_packed
 from tests.data.hdf5_malformed import MALFORMED
 
 SECRET = b"root:x:0:0:" * 400
@@ -49,6 +49,15 @@ def clean(tmp_path_factory) -> Path:
         file["images"] = pixels()
     write_packed(folder / "packed.h5", encoded())
     return write_clean(folder / "labels.h5")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    """A labels file of which the pictures are all there is to check."""
+    path = tmp_path_factory.mktemp("bare") / "labels.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("img_identifiers", data=np.array(identifiers(), object), dtype=h5py.string_dtype())
+    return path
 
 
 def external(name: str, kind: str = "S8", rows: int = ROWS) -> Callable[[h5py.File, Path], None]:
@@ -265,19 +274,20 @@ def test_no_malformed_labels_end_in_a_crash(clean, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_no_malformed_pictures_end_in_a_crash(clean, tmp_path, kind):
+def test_no_malformed_pictures_end_in_a_crash(clean, bare, tmp_path, kind):
     path = tmp_path / "x.h5"
     for source, name in (("raw.h5", "images"), ("packed.h5", "image_bytes"), ("packed.h5", "image_offsets")):
         shutil.copy(clean.parent / source, path)
         with h5py.File(path, "r+") as file:
             MALFORMED[kind](file, name)
-        verify_labels(clean, pictures=PictureChecks(path, decode="none"))
+        verify_labels(bare, pictures=PictureChecks(path, decode="none"))
 
 
 def test_one_function_opens_every_file():
     """All other calls of h5py.File write a new one."""
     package = Path(hdf5.__file__).parents[1]
     for path in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "h5py.File(" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "h5py.File" and path.name != "hdf5.py":
                 assert ast.unparse(node.args[1]) == "'w'", f"{path}: line {node.lineno}"

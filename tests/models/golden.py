@@ -28,16 +28,16 @@ def golden_variables(golden: Mapping[str, np.ndarray], model: Any) -> dict[str, 
     state = {name.removeprefix("param/"): value for name, value in golden.items() if name.startswith("param/")}
     moments = {name for name in state if name.rpartition(".")[2].startswith("running_")}
     parts = {"params": state.keys() - moments, "batch_stats": moments}
-    return {
-        collection: jax.tree.map(
-            jnp.asarray, params_from_torch({name: state[name] for name in parts[collection]}, like)
-        )
+    variables = {
+        collection: params_from_torch({name: state[name] for name in parts[collection]}, like)
         for collection, like in shapes(model).items()
     }
+    return dict(jax.device_put(variables))  # jnp.asarray compiles a program for every shape
 
 
 def golden_inputs(golden: Mapping[str, np.ndarray]) -> tuple[jax.Array, jax.Array]:
-    return jnp.asarray(golden["in/images"].transpose(0, 2, 3, 1)), jnp.asarray(golden["in/meta"])
+    images, meta = jax.device_put((golden["in/images"].transpose(0, 2, 3, 1), golden["in/meta"]))
+    return images, meta
 
 
 def cosine_loss(logits: Mapping[str, jax.Array]) -> jax.Array:

@@ -17,6 +17,7 @@ from linnaeus_jax.models.batch_norm import one_pass_moments
 from linnaeus_jax.models.layers import BatchNorm2d
 
 SHAPE = (4, 3, 5, 2)
+compiled_moments = jax.jit(one_pass_moments)
 
 
 @settings(max_examples=40, deadline=None)
@@ -36,7 +37,7 @@ def test_moments_of_one_pass_are_those_of_two(
     x = np.asarray((rng.normal(size=SHAPE) + row_offsets) * size, np.float32)
     counts = np.full(4, True) if weights is None else np.asarray(weights) > 0
     x[~counts] *= 1e6
-    mean, variance, count = one_pass_moments(jnp.asarray(x), None if weights is None else jnp.asarray(weights))
+    mean, variance, count = compiled_moments(x, None if weights is None else np.array(weights, np.float32))
     assert count == counts.sum() * 15
     values = x[counts].reshape(-1, 2).astype(np.float64) if counts.any() else np.zeros((1, 2))
     np.testing.assert_allclose(mean, values.mean(axis=0), rtol=1e-6, atol=1e-6 * size)
@@ -45,10 +46,10 @@ def test_moments_of_one_pass_are_those_of_two(
 
 
 def test_a_constant_map_has_no_variance_and_no_row_none_at_all() -> None:
-    mean, variance, _ = one_pass_moments(jnp.full(SHAPE, 1e6 + 1), None)
+    mean, variance, _ = compiled_moments(np.full(SHAPE, 1e6 + 1, np.float32), None)
     np.testing.assert_array_equal(mean, 1e6 + 1)
     np.testing.assert_array_equal(variance, 0.0)
-    mean, variance, count = one_pass_moments(jnp.full(SHAPE, jnp.inf), jnp.zeros(4))
+    mean, variance, count = compiled_moments(np.full(SHAPE, np.inf, np.float32), np.zeros(4, np.float32))
     np.testing.assert_array_equal([*mean, *variance, count], 0.0)
 
 
@@ -56,21 +57,26 @@ def test_a_constant_map_has_no_variance_and_no_row_none_at_all() -> None:
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_values_and_gradients_are_those_of_the_plain_form(weighted: bool, offset: float) -> None:
     rng = np.random.default_rng(1)
-    x, cotangent = (jnp.asarray(rng.normal(size=SHAPE), jnp.float32) for _ in range(2))
-    weight = jnp.asarray([1.0, 0.0, 2.0, 1.0]) if weighted else None
-    params = {"scale": jnp.asarray([1.5, -0.5]), "bias": jnp.asarray([0.1, 0.2])}
-    state = {"running_mean": jnp.asarray([0.5, -1.0]), "running_var": jnp.asarray([2.0, 0.25])}
+    x, cotangent = (rng.normal(size=SHAPE).astype(np.float32) for _ in range(2))
+    weight = np.array([1.0, 0.0, 2.0, 1.0], np.float32) if weighted else None
+    params = {"scale": np.array([1.5, -0.5], np.float32), "bias": np.array([0.1, 0.2], np.float32)}
+    state = {"running_mean": np.array([0.5, -1.0], np.float32), "running_var": np.array([2.0, 0.25], np.float32)}
 
     def run(params: Any, x: jax.Array) -> Any:
         variables = {"params": params, "batch_stats": state}
         out, new = BatchNorm2d().apply(variables, x, train=True, row_weight_B=weight, mutable=["batch_stats"])
         return out, new
 
-    found = []
-    for name in ("cpu", "gpu"):
-        with backend.tracing_for(name):
-            out, pullback, new = jax.vjp(run, params, x + offset, has_aux=True)
-            found.append((out, new, pullback(cotangent)))
+    @jax.jit
+    def forms(params: Any, x: jax.Array, cotangent: jax.Array) -> list[Any]:
+        found = []
+        for name in ("cpu", "gpu"):
+            with backend.tracing_for(name):
+                out, pullback, new = jax.vjp(run, params, x, has_aux=True)
+                found.append((out, new, pullback(cotangent)))
+        return found
+
+    found = forms(params, x + np.float32(offset), cotangent)
     for one, other in zip(jax.tree.leaves(found[1]), jax.tree.leaves(found[0]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5 if offset == 0 else 2e-4, atol=1e-5 if offset == 0 else 1e-4)
 

@@ -22,7 +22,13 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
-from linnaeus_jax.models.names import ParameterInfo, initial_variables, named_leaves, parameter_table
+from linnaeus_jax.models.names import (
+    ParameterInfo,
+    abstract_variables,
+    initial_variables,
+    named_leaves,
+    parameter_table,
+)
 from linnaeus_jax.registry import MODELS
 from tests.compiling import LIKE_USERS
 from tests.extending.conftest import forget_plugins
@@ -124,7 +130,11 @@ class Traced(NamedTuple):
 @pytest.fixture(scope="module", params=VARIANTS, ids="_".join)
 def full(request) -> Traced:
     family, variant = request.param
-    model, order, owners, logits = build(type=family, variant=variant, **SETTINGS), [], {}, {}
+    # of the form that is one operation to trace: what is called and which variables there are does not depend on it
+    model = build(type=family, variant=variant, depthwise_impl="lax", **SETTINGS)
+    order: list[tuple[str, ...]] = []
+    owners: dict[tuple[str, ...], str] = {}
+    logits: dict[str, jax.Array] = {}
 
     def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
         order.append(context.module.path)
@@ -222,7 +232,7 @@ def test_variants_state_the_same_settings(family):
 
 def random_variables(model: Any) -> Any:
     """Values of the size of trained ones, none zero; no compiled initialisation is needed for them."""
-    rng, shapes = np.random.default_rng(0), abstract(model)
+    rng, shapes = np.random.default_rng(0), abstract_variables(model)
     values = []
     for keys, leaf in jax.tree.leaves_with_path(shapes):
         name, x = keys[-1].key, rng.normal(size=leaf.shape).astype(np.float32)

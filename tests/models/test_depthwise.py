@@ -20,11 +20,15 @@ def draws(size, batch=3):
 def test_shift_equals_lax_in_value_and_gradients(size):
     x, kernel, cotangent = draws(size)
 
-    def run(impl):
-        y, pullback = jax.vjp(lambda x, k: depthwise_conv(x, k, impl=impl), x, kernel)
-        return y, *pullback(cotangent)
+    @jax.jit
+    def run(x, kernel, cotangent):
+        found = []
+        for impl in ("shift", "lax"):
+            y, pullback = jax.vjp(functools.partial(depthwise_conv, impl=impl), x, kernel)
+            found.append((y, *pullback(cotangent)))
+        return found
 
-    for ours, theirs in zip(run("shift"), run("lax")):
+    for ours, theirs in zip(*run(x, kernel, cotangent), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
 
 
@@ -32,13 +36,12 @@ def test_shift_equals_lax_in_value_and_gradients(size):
 def test_gradients_in_float64_whatever_the_rounds_of_the_kernel_gradient(shape):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        x, cotangent, kernel = (jnp.asarray(rng.normal(size=size)) for size in (shape, shape, (7, 7, 1, shape[-1])))
-        ours, theirs = (
-            jax.jit(lambda x, k, g, impl=impl: jax.vjp(lambda *a: depthwise_conv(*a, impl=impl), x, k)[1](g))(
-                x, kernel, cotangent
-            )
-            for impl in ("shift", "lax")
-        )
+        x, cotangent, kernel = (rng.normal(size=size) for size in (shape, shape, (7, 7, 1, shape[-1])))
+        ours, theirs = jax.jit(
+            lambda x, k, g: [
+                jax.vjp(functools.partial(depthwise_conv, impl=impl), x, k)[1](g) for impl in ("shift", "lax")
+            ]
+        )(x, kernel, cotangent)
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype == jnp.float64
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
@@ -46,18 +49,24 @@ def test_gradients_in_float64_whatever_the_rounds_of_the_kernel_gradient(shape):
 
 def test_pullback_maps_over_cotangents_and_survives_remat():
     x, kernel, cotangent = draws(3)
-    y, pullback = jax.vjp(jax.checkpoint(lambda x, k: depthwise_conv(x, k, impl="shift")), x, kernel)
-    mapped = jax.vmap(pullback)(jnp.stack([cotangent, 2 * cotangent]))
-    for several, one in zip(mapped, pullback(jnp.asarray(cotangent))):
+
+    @jax.jit
+    def run(x, kernel, cotangent):
+        y, pullback = jax.vjp(jax.checkpoint(lambda x, k: depthwise_conv(x, k, impl="shift")), x, kernel)
+        return y, jax.vmap(pullback)(jnp.stack([cotangent, 2 * cotangent])), pullback(cotangent)
+
+    y, mapped, plain = jax.device_get(run(x, kernel, cotangent))
+    for several, one in zip(mapped, plain, strict=True):
         np.testing.assert_allclose(several[1], 2 * one, rtol=1e-5, atol=1e-5)
     assert y.shape == x.shape
 
 
 def test_bfloat16_sums_in_float32():
     x, kernel, _ = draws(7)
-    low = depthwise_conv(jnp.asarray(x, jnp.bfloat16), jnp.asarray(kernel, jnp.bfloat16), impl="shift")
+    conv = jax.jit(depthwise_conv, static_argnames="impl")
+    low = conv(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), impl="shift")
     assert low.dtype == jnp.bfloat16
-    np.testing.assert_allclose(low.astype(np.float32), depthwise_conv(x, kernel, impl="lax"), atol=0.2, rtol=0.02)
+    np.testing.assert_allclose(np.asarray(low, np.float32), conv(x, kernel, impl="lax"), atol=0.2, rtol=0.02)
 
 
 def tensorflow_same(length, size, stride):
@@ -159,17 +168,24 @@ def test_errors_name_the_argument():
 @pytest.mark.parametrize("padding", [((1, 1), (1, 1)), ((0, 1), (1, 0)), ((0, 0), (2, 1))])
 def test_gradients_of_the_grouped_form_are_those_that_jax_derives(stride, padding):
     rng = np.random.default_rng(0)
-    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 7, 8, 3), (3, 3, 1, 3)))
+    x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 7, 8, 3), (3, 3, 1, 3)))
 
     def derived(x, kernel):
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, None, None, numbers, 3)
 
-    y, expected = jax.vjp(derived, x, kernel)
-    same, found = jax.vjp(lambda *a: depthwise_conv(*a, stride=stride, padding=padding, impl="lax"), x, kernel)
+    @jax.jit
+    def run(x, kernel, cotangent):
+        found = []
+        for function in (derived, functools.partial(depthwise_conv, stride=stride, padding=padding, impl="lax")):
+            y, pullback = jax.vjp(function, x, kernel)
+            found.append((y, pullback(cotangent)))
+        return found
+
+    cotangent = rng.normal(size=jax.eval_shape(derived, x, kernel).shape).astype(np.float32)
+    (y, expected), (same, gradients) = run(x, kernel, cotangent)
     np.testing.assert_array_equal(same, y)
-    cotangent = jnp.asarray(rng.normal(size=y.shape), jnp.float32)
-    for ours, theirs in zip(found(cotangent), expected(cotangent), strict=True):
+    for ours, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

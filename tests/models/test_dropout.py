@@ -32,20 +32,25 @@ def test_what_is_kept_is_scaled_by_what_is_dropped(rate):
 
 def keys_of(module: nn.Module, *arguments: Any) -> dict[str, bytes]:
     """Path of each call of dropout -> the key that it is given."""
-    keys: dict[str, bytes] = {}
+    keys: dict[str, jax.Array] = {}
 
     def collect(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if isinstance(context.module, Dropout) and context.method_name == "__call__":
             path = "/".join(context.module.path)
             assert path not in keys
-            keys[path] = np.asarray(jax.random.key_data(args[1])).tobytes()
+            keys[path] = jax.random.key_data(args[1])
         return call(*args, **kwargs)
 
     variables = jax.eval_shape(lambda key: module.init(key, *arguments), jax.random.key(0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
-    with nn.intercept_methods(collect):
-        module.apply(zeros, *arguments)
-    return keys
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), variables)
+
+    @jax.jit
+    def run(variables: Any) -> dict[str, jax.Array]:
+        with nn.intercept_methods(collect):
+            module.apply(variables, *arguments)
+        return keys
+
+    return {path: np.asarray(key).tobytes() for path, key in run(zeros).items()}
 
 
 def test_the_two_dropouts_of_an_mlp_have_keys_of_their_own():

@@ -43,7 +43,9 @@ def test_fused_attention_is_the_plain_one(tokens: int, extra: str, dtype: Any) -
     rng = np.random.default_rng(1)
     q, k, v, cotangent = jnp.asarray(rng.normal(size=(4, 2, tokens, 3, 8)), dtype)
     bias = jnp.asarray(rng.normal(size=(3, tokens, tokens)), jnp.float32) if extra == "bias" else None
-    mask = jnp.asarray(rng.random((2, tokens)) < 0.6).at[:, 0].set(True) if extra == "mask" else None
+    seen = rng.random((2, tokens)) < 0.6
+    seen[:, 0] = True
+    mask = jax.device_put(seen) if extra == "mask" else None
 
     @jax.jit
     def both(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None) -> Any:
@@ -60,9 +62,8 @@ def test_fused_attention_is_the_plain_one(tokens: int, extra: str, dtype: Any) -
     ours, expected = both(q, k, v, bias)
     assert ours[0].dtype == dtype
     for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(
-            got.astype(jnp.float32), want.astype(jnp.float32), atol=tolerance * float(jnp.abs(want).max())
-        )
+        got, want = (np.asarray(x, np.float32) for x in (got, want))
+        np.testing.assert_allclose(got, want, atol=tolerance * float(np.abs(want).max()))
 
 
 def test_a_bias_and_a_mask_together_are_refused() -> None:
@@ -108,8 +109,8 @@ def stage_run(kind: type[SelfAttention], impl: str, x: jax.Array, mask: jax.Arra
     stage = stage_of(kind, impl, (0.4,), **options)
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(lambda key: stage.init(key, x, GRID, train=False), jax.random.key(0))["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32), shapes)
-    cotangent = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+    params = jax.tree.map(lambda leaf: np.asarray(0.3 * rng.normal(size=leaf.shape), np.float32), shapes)
+    cotangent = rng.normal(size=x.shape).astype(np.float32)
 
     @jax.jit
     def both(params: Any, x: jax.Array) -> Any:
@@ -134,11 +135,13 @@ def stage_run(kind: type[SelfAttention], impl: str, x: jax.Array, mask: jax.Arra
 def test_a_stage_that_is_padded_once_is_the_plain_one(kind: Any, tokens: int, masked: bool, options: Any) -> None:
     """Values and gradients, those of the bias tables too; and nothing of a gradient beyond the length is used."""
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, tokens, 16)), jnp.float32)
-    mask = jnp.ones((2, tokens), bool).at[0, 1].set(False).at[1, 1:3].set(False) if masked else None
+    valid = np.ones((2, tokens), bool)
+    valid[0, 1] = valid[1, 1:3] = False
+    mask = jax.device_put(valid) if masked else None
     found, expected = (stage_run(kind, impl, x, mask, **options) for impl in ("cudnn", "xla"))
     assert found[0].shape == x.shape
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5 * max(1.0, float(jnp.abs(other).max())))
+        np.testing.assert_allclose(one, other, atol=1e-5 * max(1.0, float(np.abs(other).max())))
 
 
 @pytest.mark.usefixtures("kernel_without_device")
@@ -164,7 +167,7 @@ def test_tokens_are_padded_once_in_a_stage(kind: type[SelfAttention], monkeypatc
 def test_dropped_keys_are_dropped_for_all_queries_of_a_head() -> None:
     """The whole value of a token in a head is left out, or 1 / (1 - rate) of it taken: the same draws in both forms."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 32)), jnp.float32)
-    seen: list[tuple[jax.Array, Any]] = []
+    seen: list[tuple[jax.Array, Any]]
 
     def collect(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         out = call(*args, **kwargs)
@@ -172,27 +175,34 @@ def test_dropped_keys_are_dropped_for_all_queries_of_a_head() -> None:
             seen.append((args[0], out))
         return out
 
-    def run(impl: str, **options: Any) -> Any:
-        module = RotaryAttention(4, rope_mixed=False, attn_drop_kind="keys", attn_impl=impl, **options)
-        return module.apply(variables, x, (2, 3), jax.random.key(1))
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(rate: float, variables: Any) -> Any:
+        """(outputs of both forms, what was dropped from and what was left in each)."""
+        nonlocal seen
+        seen, outputs = [], []
+        for impl in ("xla", "cudnn"):
+            module = RotaryAttention(4, rope_mixed=False, attn_drop_kind="keys", attn_impl=impl, attn_drop_rate=rate)
+            with nn.intercept_methods(collect):
+                outputs.append(module.apply(variables, x, (2, 3), jax.random.key(1)))
+        return outputs, seen
 
     kernels = {"qkv": (32, 96), "proj": (32, 32)}
     variables = {
         "params": {
-            name: {"kernel": jnp.cos(jnp.arange(float(a * b))).reshape(a, b), "bias": jnp.zeros(b)}
+            name: {"kernel": np.cos(np.arange(a * b, dtype=np.float32)).reshape(a, b), "bias": np.zeros(b, np.float32)}
             for name, (a, b) in kernels.items()
         }
     }
-    with nn.intercept_methods(collect):
-        plain, fused = (run(impl, attn_drop_rate=0.5) for impl in ("xla", "cudnn"))
-    assert len(seen) == 2
+    (plain, fused), kept_of = jax.device_get(run(0.5, variables))
+    assert len(kept_of) == 2
     np.testing.assert_allclose(plain, fused, atol=1e-5)
-    for values, out in seen:
-        kept = np.asarray(out / values)
+    for values, out in kept_of:
+        kept = out / values
         assert set(kept.ravel()) == {0.0, 2.0}
         np.testing.assert_array_equal(kept, np.broadcast_to(kept[..., :1], (2, 6, 4, 8)))
         assert 0.2 < kept[..., 0].mean() / 2 < 0.8
-    np.testing.assert_allclose(run("xla"), run("cudnn"), atol=1e-5)
+    plain, fused = run(0.0, variables)[0]
+    np.testing.assert_allclose(plain, fused, atol=1e-5)
 
 
 def kernels(dtype: Any, kind: type[SelfAttention] = RotaryAttention, **options: Any) -> int:

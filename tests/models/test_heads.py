@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -45,9 +46,9 @@ def golden_specs(cfg: dict[str, Any], head: dict[str, Any]) -> tuple[HeadSpec, .
 
 
 def golden_params(golden: dict[str, np.ndarray], tasks: dict[str, int], name: str) -> dict[str, Any]:
-    def layer(task: str) -> dict[str, jax.Array]:
+    def layer(task: str) -> dict[str, np.ndarray]:
         weight, bias = (golden[name.format(task=task, kind=kind)] for kind in ("weight", "bias"))
-        return {"kernel": jnp.asarray(weight.T), "bias": jnp.asarray(bias)}
+        return {"kernel": weight.T, "bias": bias}
 
     return {task: {"fc": layer(task)} for task in tasks}
 
@@ -72,6 +73,17 @@ def apply(heads: ClassificationHeads, params: Any, x: jax.Array, **kwargs: Any) 
     return heads.apply({"params": params}, x, **kwargs)
 
 
+@jax.jit
+def softmaxes(logits: Any) -> Any:
+    return jax.tree.map(jax.nn.softmax, logits)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("train", "refine"))
+def compiled(heads: ClassificationHeads, params: Any, x: jax.Array, **kwargs: Any) -> Any:
+    """As `apply`, one program."""
+    return apply(heads, params, x, **kwargs)
+
+
 def check(logits, golden, prefix):
     for task, values in logits.items():
         np.testing.assert_allclose(values, golden[f"{prefix}/{task}"], atol=1e-5, rtol=0, err_msg=f"{prefix}/{task}")
@@ -80,36 +92,41 @@ def check(logits, golden, prefix):
 @pytest.mark.parametrize("variant", GOLDEN)
 def test_golden_numbers(golden, cfg, golden_heads, variant):
     heads = ClassificationHeads(golden_specs(cfg, GOLDEN[variant]))
-    x = jnp.asarray(golden["x"])
-    check(apply(heads, golden_heads, x), golden, variant.replace("_T", "_eval_T"))
-    check(apply(heads, golden_heads, x, refine=False), golden, "linear")
+    x = golden["x"]
+    check(compiled(heads, golden_heads, x), golden, variant.replace("_T", "_eval_T"))
+    check(compiled(heads, golden_heads, x, refine=False), golden, "linear")
     if "hard" in variant:  # soft while training
         soft = variant.replace("hard", "soft").replace("_T", "_eval_T")
-        check(apply(heads, golden_heads, x, train=True), golden, soft)
+        check(compiled(heads, golden_heads, x, train=True), golden, soft)
 
 
 @pytest.mark.parametrize(("name", "temperature"), [("T1", 1.0), ("T0.5", 0.5)])
 def test_golden_numbers_with_noise(golden, cfg, golden_heads, name, temperature):
     specs = golden_specs(cfg, {"type": "ConditionalClassifier", "routing_strategy": "gumbel"})
-    logits = apply(ClassificationHeads(specs), golden_heads, jnp.asarray(golden["x"]), refine=False)
     refinement = Refinement(temperature, "epsilon")
-    for spec, coarser in ((specs[1], specs[2]), (specs[0], specs[1])):
-        links = ParentLinks(spec.parents, coarser.num_classes)
-        noise = jnp.asarray(golden[f"gumbel_noise/{coarser.task}"])
-        given = logits[spec.task], logits[coarser.task]
-        logits[spec.task] = refinement.apply({}, *given, noise, links=links)
-    check(logits, golden, f"cc_gumbel_train_{name}")
+    pairs = ((specs[1], specs[2]), (specs[0], specs[1]))
+    noise = {coarser.task: golden[f"gumbel_noise/{coarser.task}"] for _, coarser in pairs}
+
+    @jax.jit
+    def run(params: Any, x: jax.Array, noise: dict[str, jax.Array]) -> Any:
+        logits = apply(ClassificationHeads(specs), params, x, refine=False)
+        for spec, coarser in pairs:
+            links = ParentLinks(spec.parents, coarser.num_classes)
+            given = logits[spec.task], logits[coarser.task]
+            logits[spec.task] = refinement.apply({}, *given, noise[coarser.task], links=links)
+        return logits
+
+    check(run(golden_heads, golden["x"], noise), golden, f"cc_gumbel_train_{name}")
 
 
 def test_golden_gradients(golden, cfg, golden_heads):
     heads = ClassificationHeads(golden_specs(cfg, GOLDEN["cc_soft_T1"]))
 
-    @jax.jit
     def loss(params: Any, x: jax.Array) -> jax.Array:
         log_prob = jax.nn.log_softmax(apply(heads, params, x)["taxa_L10"])
         return jnp.sum(log_prob * jnp.cos(jnp.arange(log_prob.size, dtype=jnp.float32)).reshape(log_prob.shape))
 
-    params, x = jax.grad(loss, (0, 1))(golden_heads, jnp.asarray(golden["x"]))
+    params, x = jax.device_get(jax.jit(jax.grad(loss, (0, 1)))(golden_heads, golden["x"]))
     np.testing.assert_allclose(x, golden["grad/x"], atol=1e-5, rtol=1e-5)
     for task in ("taxa_L10", "taxa_L30"):
         weight = params[task]["fc"]["kernel"].T
@@ -123,7 +140,7 @@ def test_golden_numbers_of_a_whole_model(fixtures, variant):
     heads = ClassificationHeads(golden_specs(cfg, GOLDEN[variant]))
     params = golden_params(golden, cfg["tasks"], "param/head.{task}.fc.{kind}")
     for rope in ("cos", "rot"):
-        check(apply(heads, params, jnp.asarray(golden[f"{rope}/feats"])), golden, f"{rope}/logits/{variant}")
+        check(compiled(heads, params, golden[f"{rope}/feats"]), golden, f"{rope}/logits/{variant}")
 
 
 # ---- four ranks ------------------------------------------------------------------------------------------------------
@@ -136,7 +153,7 @@ def four_ranks(kinds: str | dict[str, dict[str, Any]], **options: Any) -> Classi
 
 @pytest.fixture(scope="module")
 def x():
-    return jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, FEATURES)), jnp.float32)
+    return jax.device_put(np.random.default_rng(0).normal(size=(ROWS, FEATURES)).astype(np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +161,7 @@ def params(x):
     """Weights that every head type takes, so large that refinement matters."""
     rng = np.random.default_rng(1)
     shapes = jax.eval_shape(four_ranks("Linear").init, jax.random.key(0), x)["params"]
-    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
+    return jax.device_put(jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes))
 
 
 @pytest.mark.parametrize("kind", HIERARCHICAL)
@@ -152,16 +169,18 @@ def test_parameters_and_order_are_those_of_linear(kind, x, params):
     heads = four_ranks(kind)
     shapes = jax.eval_shape(heads.init, jax.random.key(0), x)["params"]
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
-    logits = apply(heads, params, x)
-    assert list(logits) == list(CLASSES)
-    plain = apply(heads, params, x, refine=False)
-    linear = apply(four_ranks("Linear"), params, x)
+    order: list[str] = []  # as the heads give them: a program sorts its outputs
+    jax.eval_shape(lambda params, x: order.extend(apply(heads, params, x)), params, x)
+    assert order == list(CLASSES)
+    logits = compiled(heads, params, x)
+    plain = compiled(heads, params, x, refine=False)
+    linear = compiled(four_ranks("Linear"), params, x)
     for task in CLASSES:
         np.testing.assert_array_equal(plain[task], linear[task])
         assert np.array_equal(logits[task], linear[task]) == (task == "taxa_L40")
     unrefined = head_specs(CLASSES, {task: {"type": kind} for task in CLASSES}, {}, "reference_unrefined")
     assert all(spec.parents == () for spec in unrefined)
-    stored = apply(ClassificationHeads(unrefined), params, x)
+    stored = compiled(ClassificationHeads(unrefined), params, x)
     jax.tree.map(np.testing.assert_array_equal, stored, linear)
 
 
@@ -184,31 +203,28 @@ def test_impossible_children_lose(kind, x, params):
     heads = four_ranks(kind)
     moved = jax.tree.map(lambda leaf: leaf, params)
     moved["taxa_L40"]["fc"]["bias"] = params["taxa_L40"]["fc"]["bias"].at[1].add(-30.0)
-    before, after = (apply(heads, each, x) for each in (params, moved))
+    before, after = (compiled(heads, each, x) for each in (params, moved))
+    probabilities = [softmaxes(logits) for logits in (before, after)]
     chain = {"taxa_L30": [1, 2], "taxa_L20": [1, 2, 5], "taxa_L10": [1, 2, 3, 7]}  # below class 1 of taxa_L40
     for task, children in chain.items():
-        old, new = (np.asarray(jax.nn.softmax(logits[task])) for logits in (before, after))
+        old, new = (np.asarray(prob[task]) for prob in probabilities)
         assert (new[:, children] < 1e-4 * old[:, children] + 1e-6).all(), task
     if kind != "PathSoftmax":
-        np.testing.assert_array_equal(before["taxa_L30"][:, 0], params_logit(params, x, "taxa_L30", 0))
-
-
-def params_logit(params, x, task, column):
-    layer = params[task]["fc"]
-    return (x @ layer["kernel"] + layer["bias"][None])[:, column]
+        plain = compiled(four_ranks("Linear"), params, x)["taxa_L30"]
+        np.testing.assert_array_equal(np.asarray(before["taxa_L30"])[:, 0], np.asarray(plain)[:, 0])
 
 
 @pytest.mark.parametrize("kind", HIERARCHICAL)
 def test_rows_do_not_see_each_other(kind, x, params):
-    heads = jax.jit(lambda x: apply(four_ranks(kind), params, x))
-    other = heads(x.at[1:].set(5.0))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), heads(x), other)
+    heads = functools.partial(compiled, four_ranks(kind), params)
+    alone, other = jax.device_get((heads(x), heads(x.at[1:].set(5.0))))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b[0]), alone, other)
 
 
 def test_path_probabilities_agree_over_all_ranks(x, params):
     prob = {
         task: np.exp(np.asarray(jax.nn.log_softmax(z) if task == "taxa_L40" else z, np.float64))
-        for task, z in apply(four_ranks("PathSoftmax"), params, x).items()
+        for task, z in compiled(four_ranks("PathSoftmax"), params, x).items()
     }
     for (task, links), coarser in zip(PARENTS.items(), list(CLASSES)[1:]):
         np.testing.assert_allclose(prob[task].sum(axis=1), 1, atol=1e-6)
@@ -227,35 +243,36 @@ def test_every_rank_uses_its_own_type(x, params):
         }
     )
     assert [bool(spec.parents) for spec in heads.specs] == [True, True, False, False]
-    base = apply(four_ranks("Linear"), params, x)
-    logits = apply(heads, params, x)
+    base = compiled(four_ranks("Linear"), params, x)
+    logits = compiled(heads, params, x)
     for task in ("taxa_L30", "taxa_L40"):
         np.testing.assert_array_equal(logits[task], base[task])
     route = np.log(np.asarray(jax.nn.softmax(base["taxa_L30"] / 0.5)) + 1e-10)
     wanted = np.asarray(base["taxa_L20"]).copy()
     wanted[:, 1:] += route[:, PARENTS["taxa_L20"][1:]]
     np.testing.assert_allclose(logits["taxa_L20"], wanted, atol=1e-5)
-    np.testing.assert_allclose(jnp.exp(logits["taxa_L10"]).sum(axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(np.exp(logits["taxa_L10"]).sum(axis=1), 1, atol=1e-6)
 
 
 def test_gumbel_routing(x, params):
     heads = four_ranks("ConditionalClassifier", routing_strategy="gumbel")
-    soft = apply(four_ranks("ConditionalClassifier"), params, x)
-    jax.tree.map(np.testing.assert_array_equal, apply(heads, params, x), soft)
+    soft = compiled(four_ranks("ConditionalClassifier"), params, x)
+    jax.tree.map(np.testing.assert_array_equal, compiled(heads, params, x), soft)
 
-    def noise(seed: int) -> dict[str, np.ndarray]:
+    @jax.jit
+    def noise(key: jax.Array) -> dict[str, jax.Array]:
         seen = {}
 
         def watch(next_fun, args, kwargs, context):
             if isinstance(context.module, Refinement) and context.method_name == "__call__":
-                seen[context.module.path[0]] = np.asarray(args[2])
+                seen[context.module.path[0]] = args[2]
             return next_fun(*args, **kwargs)
 
         with nn.intercept_methods(watch):
-            apply(heads, params, x, train=True, rngs={"gumbel": jax.random.key(seed)})
+            apply(heads, params, x, train=True, rngs={"gumbel": key})
         return seen
 
-    first, again, other = noise(0), noise(0), noise(1)
+    first, again, other = (jax.device_get(noise(jax.random.key(seed))) for seed in (0, 0, 1))
     assert {task: values.shape for task, values in first.items()} == {
         "taxa_L30": (ROWS, 3),
         "taxa_L20": (ROWS, 4),
@@ -326,10 +343,10 @@ def test_a_hierarchical_head_of_a_plugin(x, params):
     HEADS.register("Gated")(Gated)
     try:
         heads = four_ranks({"taxa_L30": {"type": "Gated", "scale": 3.0, "use_bias": False}})
-        logits = apply(heads, params, x)
+        logits = jax.device_get(compiled(heads, params, x))
     finally:
         del HEADS.entries["Gated"]
-    base = np.asarray(x @ params["taxa_L30"]["fc"]["kernel"])
+    base = np.asarray(x) @ np.asarray(params["taxa_L30"]["fc"]["kernel"])
     np.testing.assert_allclose(logits["taxa_L30"][:, 0], base[:, 0], atol=1e-5)
     np.testing.assert_allclose(logits["taxa_L30"][:, 3], base[:, 3] + 3 * logits["taxa_L40"][:, 2], atol=1e-5)
 

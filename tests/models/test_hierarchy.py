@@ -23,13 +23,15 @@ TREES = {
     "no class has a parent": ([-1, -1, -1], 2),
     "one class": ([0], 1),
 }
+Tree = tuple[list[int], int]
+Pair = tuple[np.ndarray, np.ndarray]
 trees = st.integers(1, 3).flatmap(
     lambda count: st.tuples(st.lists(st.integers(-1, count - 1), min_size=1, max_size=6), st.just(count))
 )
 cheap = settings(max_examples=15, deadline=None, derandomize=True)
 
 
-def draws(tree: tuple[list[int], int], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def draws(tree: Tree, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Logits of classes and of parents."""
     rng = np.random.default_rng(seed)
     parents, count = tree
@@ -48,24 +50,77 @@ def dense_path_log_probs(logits: np.ndarray, parent_logits: np.ndarray, parents:
     return np.log(weight * (share @ (member + free[None, :])))
 
 
+def values_and_pullbacks(links: ParentLinks, x: jax.Array, y: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    """Of the sum over children, the gather by parent and the logarithm of the sum of exponentials."""
+    found = []
+    for function, inputs, cotangent in (
+        (links.sum_of_children, x, y),
+        (lambda v: links.of_parent(v, 7.0), y, x),
+        (links.logsumexp_of_children, x, y),
+    ):
+        value, pull = jax.vjp(function, inputs)
+        found.append((value, pull(cotangent)[0]))
+    return found
+
+
+def paths_and_priors(links: ParentLinks, z: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+    prior = log_prior(jax.nn.softmax(g), links, "neutral"), hard_log_prior(g, links, "epsilon")
+    return path_log_probs(z, g, links), *prior
+
+
 @cheap
-@given(trees)
-def test_gathers_and_sums_are_transposes(tree):
+@given(trees, st.randoms(use_true_random=False))
+def test_of_any_tree(tree, random):
+    """Gathers and sums are transposes, paths share out the mass of their parent, orders mean nothing: one program."""
+    parents, count = np.asarray(tree[0]), tree[1]
+    x, y = (values.astype(np.float32) for values in draws(tree))
+    classes, others = np.arange(len(parents)), np.arange(count)
+    random.shuffle(classes)
+    random.shuffle(others)
+    renamed = np.append(np.argsort(others), -1)[parents[classes]]
+
+    @jax.jit
+    def run(x: jax.Array, y: jax.Array, shuffled_x: jax.Array, shuffled_y: jax.Array) -> tuple[Any, ...]:
+        links = ParentLinks(parents, count)
+        plain = paths_and_priors(links, x, y)
+        shuffled = paths_and_priors(ParentLinks(renamed, count), shuffled_x, shuffled_y)
+        mass = jax.nn.softmax(y), links.sum_of_children(jnp.exp(x))
+        return values_and_pullbacks(links, x, y), plain, shuffled, mass
+
+    pairs, plain, shuffled, mass = jax.device_get(run(x, y, x[:, classes], y[:, others]))
+    check_transposes(tree, *pairs)
+    check_mass(tree, plain[0], *mass)
+    for one, other in zip(plain, shuffled, strict=True):
+        np.testing.assert_allclose(one[:, classes], other, atol=1e-5)
+
+
+def check_transposes(tree: Tree, sums: Pair, of_parent: Pair, logsumexp: Pair) -> None:
     parents, count = tree
     x, y = draws(tree)
-    links = ParentLinks(parents, count)
     member = (np.asarray(parents)[None, :] == np.arange(count)[:, None]).astype(float)
-    total, pull = jax.vjp(links.sum_of_children, jnp.asarray(x, jnp.float32))
-    np.testing.assert_allclose(total, x @ member.T, atol=1e-5)
-    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], y @ member, atol=1e-5)
-    of_parent, pull = jax.vjp(lambda v: links.of_parent(v, 7.0), jnp.asarray(y, jnp.float32))
-    np.testing.assert_allclose(of_parent, y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
-    np.testing.assert_allclose(pull(jnp.asarray(x, jnp.float32))[0], x @ member.T, atol=1e-5)
-    total, pull = jax.vjp(links.logsumexp_of_children, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(sums[0], x @ member.T, atol=1e-5)
+    np.testing.assert_allclose(sums[1], y @ member, atol=1e-5)
+    np.testing.assert_allclose(of_parent[0], y @ member + 7.0 * (np.asarray(parents) < 0), atol=1e-5)
+    np.testing.assert_allclose(of_parent[1], x @ member.T, atol=1e-5)
     weight = np.exp(x) @ member.T
-    np.testing.assert_allclose(total, np.log(np.where(weight > 0, weight, 1)), atol=1e-5)
+    np.testing.assert_allclose(logsumexp[0], np.log(np.where(weight > 0, weight, 1)), atol=1e-5)
     share = np.exp(x) * ((y / np.where(weight > 0, weight, 1)) @ member)
-    np.testing.assert_allclose(pull(jnp.asarray(y, jnp.float32))[0], share, atol=1e-5)
+    np.testing.assert_allclose(logsumexp[1], share, atol=1e-5)
+
+
+def check_mass(tree: Tree, log_probs: np.ndarray, parent_prob: np.ndarray, sums: np.ndarray) -> None:
+    parents, count = np.asarray(tree[0]), tree[1]
+    logits = draws(tree)[0].astype(np.float32).astype(np.float64)
+    prob, parent_prob = np.exp(log_probs.astype(np.float64)), parent_prob.astype(np.float64)
+    np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-6)
+    children = np.stack([prob[:, parents == g].sum(axis=1) for g in range(count)], axis=1)
+    free = np.exp(logits)[:, parents < 0].sum(axis=1, keepdims=True)
+    total = sums.astype(np.float64) + free
+    if (parents < 0).any():
+        np.testing.assert_allclose(children + parent_prob * free / total, parent_prob, atol=1e-6)
+    else:
+        possible = parent_prob * np.isin(np.arange(count), parents)[None]
+        np.testing.assert_allclose(children, possible / possible.sum(axis=1, keepdims=True), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -113,67 +168,37 @@ def test_path_log_probs_of_extreme_logits(name):
         assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-@cheap
-@given(trees)
-def test_paths_share_out_the_mass_of_their_parent(tree):
-    parents, count = np.asarray(tree[0]), tree[1]
-    logits, parent_logits = (jnp.asarray(x, jnp.float32) for x in draws(tree))
-    links = ParentLinks(parents, count)
-    prob = np.exp(np.asarray(path_log_probs(logits, parent_logits, links), np.float64))
-    np.testing.assert_allclose(prob.sum(axis=1), 1, atol=1e-6)
-    parent_prob = np.asarray(jax.nn.softmax(parent_logits), np.float64)
-    children = np.stack([prob[:, parents == g].sum(axis=1) for g in range(count)], axis=1)
-    free = np.exp(np.asarray(logits, np.float64))[:, parents < 0].sum(axis=1, keepdims=True)
-    total = np.asarray(links.sum_of_children(jnp.exp(logits)), np.float64) + free
-    if (parents < 0).any():
-        np.testing.assert_allclose(children + parent_prob * free / total, parent_prob, atol=1e-6)
-    else:
-        possible = parent_prob * np.isin(np.arange(count), parents)[None]
-        np.testing.assert_allclose(children, possible / possible.sum(axis=1, keepdims=True), atol=1e-6)
-
-
-@cheap
-@given(trees, st.randoms(use_true_random=False))
-def test_order_of_classes_and_of_parents_means_nothing(tree, random):
-    parents, count = np.asarray(tree[0]), tree[1]
-    logits, parent_logits = draws(tree)
-    classes, others = np.arange(len(parents)), np.arange(count)
-    random.shuffle(classes)
-    random.shuffle(others)
-    renamed = np.append(np.argsort(others), -1)[parents[classes]]
-
-    def outputs(parents: np.ndarray, logits: np.ndarray, parent_logits: np.ndarray) -> list[np.ndarray]:
-        links, z, g = ParentLinks(parents, count), jnp.asarray(logits), jnp.asarray(parent_logits)
-        prior = log_prior(jax.nn.softmax(g), links, "neutral"), hard_log_prior(g, links, "epsilon")
-        return [np.asarray(x) for x in (path_log_probs(z, g, links), *prior)]
-
-    plain = outputs(parents, logits, parent_logits)
-    shuffled = outputs(renamed, logits[:, classes], parent_logits[:, others])
-    for one, other in zip(plain, shuffled, strict=True):
-        np.testing.assert_allclose(one[:, classes], other, atol=1e-5)
-
-
 def test_gradients_of_several_losses_at_once():
     tree = TREES["null, orphan, childless parent"]
-    x, y = (jnp.asarray(values, jnp.float32) for values in draws(tree))
+    x, y = (values.astype(np.float32) for values in draws(tree))
     links = ParentLinks(*tree)
-    _, pull = jax.vjp(lambda z, g: path_log_probs(z, g, links), x, y)
-    weights = jnp.stack([x, 2 * x])
-    for several, one in zip(jax.jit(jax.vmap(pull))(weights), pull(x), strict=True):
+
+    @jax.jit
+    def run(x: jax.Array, y: jax.Array, weights: jax.Array) -> tuple[Any, Any]:
+        _, pull = jax.vjp(lambda z, g: path_log_probs(z, g, links), x, y)
+        return jax.vmap(pull)(weights), pull(x)
+
+    for several, one in zip(*run(x, y, np.stack([x, 2 * x])), strict=True):
         np.testing.assert_allclose(several, np.stack([one, 2 * one]), atol=1e-5)
 
 
 def test_priors():
     links = ParentLinks([-1, 1, 0, 1], 2)
-    prob = jnp.asarray([[0.25, 0.75], [1.0, 0.0]])
+
+    def both(prior: Any) -> Any:
+        return jax.jit(lambda x: [prior(x, links, orphan_prior) for orphan_prior in ("neutral", "epsilon")])
+
+    prob = np.array([[0.25, 0.75], [1.0, 0.0]], np.float32)
     tiny = np.log(1e-10)
     want = [[0, np.log(0.75), np.log(0.25), np.log(0.75)], [0, tiny, 0, tiny]]
-    np.testing.assert_allclose(log_prior(prob, links, "neutral"), want, atol=1e-5)
-    np.testing.assert_allclose(log_prior(prob, links, "epsilon")[:, 0], tiny, atol=1e-5)
-    ties = jnp.asarray([[2.0, 2.0], [-1.0, 3.0]])  # the first of equals wins
+    neutral, epsilon = jax.device_get(both(log_prior)(prob))
+    np.testing.assert_allclose(neutral, want, atol=1e-5)
+    np.testing.assert_allclose(epsilon[:, 0], tiny, atol=1e-5)
+    ties = np.array([[2.0, 2.0], [-1.0, 3.0]], np.float32)  # the first of equals wins
     want = [[0, tiny, 0, tiny], [0, 0, tiny, 0]]
-    np.testing.assert_allclose(hard_log_prior(ties, links, "neutral"), want, atol=1e-5)
-    np.testing.assert_allclose(hard_log_prior(ties, links, "epsilon")[:, 0], tiny, atol=1e-5)
+    neutral, epsilon = jax.device_get(both(hard_log_prior)(ties))
+    np.testing.assert_allclose(neutral, want, atol=1e-5)
+    np.testing.assert_allclose(epsilon[:, 0], tiny, atol=1e-5)
 
 
 def test_gumbel_noise():
@@ -210,9 +235,9 @@ def test_a_class_without_a_parent_that_is_far_ahead_leaves_the_gradients_finite(
     """Its exponential overflows, and it is in no sum: neither NaN nor anything else of it reaches the others."""
     parents, count = TREES["null, orphan, childless parent"]
     orphans = np.asarray(parents) < 0
-    x, y = (jnp.asarray(draw, jnp.float32) for draw in draws(TREES["null, orphan, childless parent"]))
+    x, y = (draw.astype(np.float32) for draw in draws(TREES["null, orphan, childless parent"]))
     links = ParentLinks(parents, count)
-    _, pull = jax.vjp(links.logsumexp_of_children, x)
-    _, pull_far = jax.vjp(links.logsumexp_of_children, x.at[:, orphans].set(logit))
-    np.testing.assert_array_equal(pull_far(y)[0], pull(y)[0])
-    np.testing.assert_array_equal(pull_far(y)[0][:, orphans], 0)
+    pull = jax.jit(lambda x, y: jax.vjp(links.logsumexp_of_children, x)[1](y)[0])
+    far = np.where(orphans[None], np.float32(logit), x)
+    np.testing.assert_array_equal(pull(far, y), pull(x, y))
+    np.testing.assert_array_equal(pull(far, y)[:, orphans], 0)

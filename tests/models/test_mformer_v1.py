@@ -71,7 +71,7 @@ def watched_gradients(model, params, inputs, options=None):
         seen = watched(lambda: model.apply({"params": params}, *inputs))
         return cosine_loss(seen["head"][1]), seen
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=options)(params)
+    return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=options)(params))
 
 
 @pytest.fixture(scope="module")

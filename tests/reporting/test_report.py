@@ -54,6 +54,12 @@ class Page(HTMLParser):
             self.headings.append(data)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made but not drawn, which takes longer than all else of a page."""
+    monkeypatch.setattr(report_plots, "image", lambda figure, title: f'<img alt="{title}" src="data:image/svg+xml,">')
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "base")
@@ -95,6 +101,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         assert fact in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_runs_stand_side_by_side_with_their_differences(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", skill=0.6, lr_scheduler__base_lr=3e-4)
     page = write_report([run, other], tmp_path / "both.html").read_text()
@@ -107,6 +114,7 @@ def test_several_runs_stand_side_by_side_with_their_differences(run: Path, tmp_p
     assert page.count('class="best"') == 3 + len(TASKS) + 2 * len(TASKS)  # the last of the baselines of each run
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sections_without_data_are_left_out(run: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(run / "logs", bare / "logs")
@@ -128,7 +136,7 @@ def without(run: Path, root: Path, drop: str, files: tuple[str, ...] = ()) -> Pa
     return root
 
 
-def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path) -> None:
+def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assets = ("assets/validation_curves.json", MISTAKES_FILE)
     lacking = {
         "metadata": without(run, tmp_path / "metadata", "mask_|val_mask"),
@@ -136,6 +144,8 @@ def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path) -> No
         "validation": without(run, tmp_path / "validation", "^(final_)?(core/)?val", assets),
         "labels": without(run, tmp_path / "labels", "null"),
     }
+    write_report(list(lacking.values()), tmp_path / "all.html")  # draws the curves of all
+    request.getfixturevalue("undrawn")
     pages = {name: Page(write_report([root], root / "report.html").read_text()) for name, root in lacking.items()}
     titles = {name: set(SECTIONS) - set(page.headings) for name, page in pages.items()}
     assert titles["metadata"] == {"What each metadata component is worth"}
@@ -144,7 +154,6 @@ def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path) -> No
     assert {"Loss", "Accuracy", "Results per phase"} <= set(pages["validation"].headings)
     assert "over all rows, where “unknown” is right" in (lacking["labels"] / "report.html").read_text()
     assert "over the rows whose label is known" in (lacking["ranks"] / "report.html").read_text()
-    write_report(list(lacking.values()), tmp_path / "all.html")
 
 
 def test_a_run_of_one_row_has_a_report_and_its_name_is_escaped(tmp_path: Path) -> None:
@@ -231,6 +240,7 @@ def test_a_table_without_headings_has_no_empty_row() -> None:
     assert table(["", ""], [["model", "tiny"]], left=2).count("<tr>") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_applied_learning_rates_are_compared_with_the_plan(run: Path, tmp_path: Path) -> None:
     record = RunRecord.load(run)
     assert schedules(record)[1] == 0.0
@@ -277,6 +287,7 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert np.allclose(short_y, 1)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["assets/class_to_idx.json", "assets/validation_curves.json"])
 @pytest.mark.parametrize("content", ['{"val": 7}', '{"val": {"taxa_L10": 3}, "taxa_L10": 3}'])
 def test_a_file_of_another_shape_is_named(run, tmp_path, capsys, name, content):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models import ModelFamily, build_model
+from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.weights.exporting import facts, torch_state, write_state
 
 CLASSES = {"taxa_L10": [0, 11, 12, 13, 14, 15], "taxa_L20": [0, 21, 22, 23]}
@@ -65,14 +64,8 @@ def model_of(settings: Any, *, classes: Any = None, components: Any = COMPONENTS
 def trees(model: ModelFamily, seed: int = 0) -> tuple[Any, Any]:
     """Random parameters and model state, as numpy arrays; nothing is compiled."""
     rng = np.random.default_rng(seed)
-    values = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), _shapes(model))
+    values = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), abstract_variables(model))
     return values.pop("params"), values
-
-
-@functools.lru_cache
-def _shapes(model: ModelFamily) -> dict[str, Any]:
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    return dict(jax.eval_shape(lambda key, image: model.init(key, image), jax.random.key(0), image))
 
 
 def assert_same(left: Any, right: Any) -> None:
