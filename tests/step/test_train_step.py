@@ -69,18 +69,20 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         _, update = next(loader)
+
+    @jax.jit
+    def sums(batch):
+        targets, counts = program.objective.build_targets(batch, state.step)
+        return grad_sums(program.objective, state.params, {}, batch, targets, counts, jnp.ones(3), jnp.int32(0))
+
     gradients = []
     for micro_batches in (1, 2):
         batch = {
-            name: jnp.asarray(np.asarray(x).reshape(micro_batches, 16 // micro_batches, *np.asarray(x).shape[2:]))
+            name: np.asarray(x).reshape(micro_batches, 16 // micro_batches, *np.asarray(x).shape[2:])
             for name, x in update.items()
         }
-        batch["partner"] = jnp.broadcast_to(jnp.arange(16 // micro_batches), batch["partner"].shape)
-        targets, counts = program.objective.build_targets(batch, state.step)
-        sums = jax.jit(lambda p, b, t, c: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0)))(
-            state.params, batch, targets, counts
-        )
-        gradients.append(jax.device_get(sums))
+        batch["partner"] = np.broadcast_to(np.arange(16 // micro_batches, dtype=np.int32), batch["partner"].shape)
+        gradients.append(jax.device_get(sums(batch)))
     zero = jax.tree.map(np.zeros_like, gradients[0].grads)
     assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
     np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
@@ -94,9 +96,9 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
-        update = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
-    padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
-    padded = jax.tree.map(lambda x, zero: jnp.concatenate([x, zero]), update, padding)
+        update = {name: np.asarray(x) for name, x in next(loader)[1].items()}
+    padding = jax.tree.map(lambda x: np.zeros_like(x[:1]), update)
+    padded = jax.tree.map(lambda x, zero: np.concatenate([x, zero]), update, padding)
 
     @functools.partial(jax.jit, compiler_options=LIKE_USERS)
     def sums(batch, model_state):
@@ -106,16 +108,14 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
     jax.tree.map(np.testing.assert_array_equal, found.measured.model_state, expected.measured.model_state)
     jax.tree.map(np.testing.assert_array_equal, found.grads, expected.grads)
-    nothing = sums(jax.tree.map(lambda x: jnp.concatenate([x, x]), padding), state.model_state)
+    nothing = sums(jax.tree.map(lambda x: np.concatenate([x, x]), padding), state.model_state)
     jax.tree.map(np.testing.assert_array_equal, nothing.measured.model_state, state.model_state)
     # BatchNorm with momentum 0.5: the batch's statistics weigh a half each time
     micro = [jax.tree.map(lambda x, i=i: x[i : i + 1], update) for i in range(2)]
-    alone = [jax.tree.map(lambda *parts: jnp.concatenate(parts), one, padding) for one in micro]
+    alone = [jax.tree.map(lambda *parts: np.concatenate(parts), one, padding) for one in micro]
     only = [sums(batch, state.model_state) for batch in alone]
-    start, first, second = (
-        x["batch_stats"]["final_norm"] for x in (state.model_state, *(o.measured.model_state for o in only))
-    )
-    both = expected.measured.model_state["batch_stats"]["final_norm"]
+    states = state.model_state, *(o.measured.model_state for o in (*only, expected))
+    start, first, second, both = (x["batch_stats"]["final_norm"] for x in jax.device_get(states))
     for name in ("mean", "var"):
         np.testing.assert_allclose(
             both[name], 0.5 * first[name] + second[name] - 0.5 * start[name], rtol=1e-5, atol=1e-6
@@ -178,8 +178,10 @@ def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
     program, inputs, placement = build(config, tmp_path)
     schedule = program.settings.learning_rates["default"]
     _, outputs = run_updates(program, inputs, placement, 8)
-    planned = [float(schedule(k)) for k in range(8)]
-    np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))
+    planned = jax.jit(schedule)(np.arange(8))
+    np.testing.assert_allclose(
+        [o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * float(planned.max())
+    )
 
 
 def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
@@ -187,7 +189,7 @@ def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
     program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
     state = initial_state(program, placement.replicated)
     bad = dict(state.params)
-    bad["aggregate"] = jax.tree.map(lambda x: x * jnp.nan, bad["aggregate"])
+    bad["aggregate"] = jax.tree.map(lambda x: np.full_like(x, np.nan), bad["aggregate"])
     state = state.replace(params=bad)
     after, outputs = run_updates(program, inputs, placement, 2, state=state)
     assert not outputs[0].finite
