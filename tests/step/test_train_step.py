@@ -51,16 +51,25 @@ def sgd_config(directory: Path, **overrides):
     return tiny_config(directory, **{**SGD, **overrides})
 
 
-def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    """State of the toy at the start and after three updates, and the outputs of each."""
+    directory = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        program, inputs, placement = build(sgd_config(directory, **TOY), directory)
+        start = jax.device_get(initial_state(program))
+        after, outputs = run_updates(program, inputs, placement, 3)
+    return start, jax.device_get(after), outputs
+
+
+def test_two_devices_make_the_same_updates(on_one_device, tmp_path, monkeypatch):
     """Real models are tried on 1 and 8 devices below, on 2 in test_two_processes.py."""
     toy.register(monkeypatch)
-    states = {}
-    for devices in (1, 2):
-        program, inputs, placement = build(sgd_config(tmp_path, **TOY), tmp_path, devices)
-        start = jax.device_get(initial_state(program).params)
-        states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
-    assert largest_update(states[1], start) >= 0.1
-    assert relative_difference(states[2], states[1], start) <= BOUND
+    start, alone, _ = on_one_device
+    both = jax.device_get(run_updates(*build(sgd_config(tmp_path, **TOY), tmp_path, devices=2), 3)[0])
+    assert largest_update(alone.params, start.params) >= 0.1
+    assert relative_difference(both.params, alone.params, start.params) <= BOUND
 
 
 def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
@@ -226,30 +235,26 @@ def test_one_and_eight_devices(tmp_path, family):
         assert found["share"] <= 0.25
 
 
-def test_the_names_of_ranks_and_their_order_change_nothing(tmp_path, monkeypatch):
+def test_the_names_of_ranks_and_their_order_change_nothing(on_one_device, tmp_path, monkeypatch):
     """JAX sorts the keys of a dict; the columns of labels, losses and metrics stay those of their ranks."""
     toy.register(monkeypatch)
-    outputs = {}
-    for name, tasks in {"levels": TASKS, "own": ("taxa_fine", "taxa_coarse", "taxa_a-kind")}.items():
-        config = sgd_config(tmp_path / name, **TOY)
-        of = dict(zip(TASKS, tasks, strict=True))
-        with h5py.File(config.data.h5.labels_path, "r+") as file, config.unlocked():
-            for old, new in of.items():
-                file.move(old, new) if new != old else None
-            config.data.task_keys_h5 = tasks
-            config.schedule.mixup.group_levels = tuple(of[task] for task in config.schedule.mixup.group_levels)
-            config.metrics.null_vs_non_null_tasks = tasks
-        program, inputs, placement = build(config, tmp_path)
-        if name == "levels":
-            start = jax.device_get(initial_state(program))
-        params = {head_of(key, of): value for key, value in start.params.items()}
-        state = initial_state(program).replace(params=params)
-        outputs[name] = run_updates(program, inputs, placement, 1, state=state)[1][0]
-    assert (outputs["own"].task_losses == outputs["levels"].task_losses).all()
-    for own, level in zip(
-        jax.tree.leaves(outputs["own"].statistics), jax.tree.leaves(outputs["levels"].statistics), strict=True
-    ):
-        np.testing.assert_array_equal(own, level)
+    start, _, (levels, *_) = on_one_device
+    config, tasks = sgd_config(tmp_path, **TOY), ("taxa_fine", "taxa_coarse", "taxa_a-kind")
+    of = dict(zip(TASKS, tasks, strict=True))
+    with h5py.File(config.data.h5.labels_path, "r+") as file, config.unlocked():
+        for old, new in of.items():
+            file.move(old, new)
+        config.data.task_keys_h5 = tasks
+        config.schedule.mixup.group_levels = tuple(of[task] for task in config.schedule.mixup.group_levels)
+        config.metrics.null_vs_non_null_tasks = tasks
+    program, inputs, placement = build(config, tmp_path)
+    params = {head_of(key, of): value for key, value in start.params.items()}
+    state = initial_state(program).replace(params=params)
+    own = run_updates(program, inputs, placement, 1, state=state)[1][0]
+    assert (own.task_losses == levels.task_losses).all()
+    leaves = jax.tree.leaves(own.statistics), jax.tree.leaves(levels.statistics)
+    for one, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def head_of(name: str, tasks: dict[str, str]) -> str:
