@@ -31,6 +31,7 @@ SGD = {
     "lr_scheduler__warmup_steps": 0,
     "lr_scheduler__warmup_epochs": 0.0,
     "schedule__validation__interval_epochs": 1,
+    "aug__hflip_prob": 0.0,
 }
 TRUNK = toy.starting("stem", "aggregate")
 

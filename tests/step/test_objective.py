@@ -12,7 +12,7 @@ from tests.step import toy
 from tests.step.programs import build, initial_state
 from tests.tiny import tiny_config
 
-TOY = {"model__type": "toy", "data__batch_size": 8}
+TOY = {"model__type": "toy", "data__batch_size": 8, "aug__hflip_prob": 0.0}
 GRADNORM = {"loss__grad_weighting__task__type": "gradnorm", "loss__grad_weighting__task__gradnorm_enabled": True}
 NULLS = {"schedule__null_masking__enabled": True, "schedule__null_masking__start_prob": 1.0}
 
@@ -20,7 +20,7 @@ NULLS = {"schedule__null_masking__enabled": True, "schedule__null_masking__start
 def made(directory, monkeypatch, **overrides):
     """Program and first update of the toy model: (program, batch [A, B], initial state)."""
     toy.register(monkeypatch)
-    program, inputs, _ = build(tiny_config(directory, **TOY, **overrides), directory)
+    program, inputs, _ = build(tiny_config(directory, **(TOY | overrides)), directory)
     with inputs.train_loader(0, 1) as loader:
         batch = {name: np.array(x) for name, x in next(loader)[1].items()}
     return program, batch, initial_state(program)
@@ -33,6 +33,7 @@ def at(tree, index):
 def test_images_masks_mixing_and_null_labels_are_drawn_anew_at_each_step(tmp_path, monkeypatch):
     overrides = {
         "aug__color_jitter": 0.4,
+        "aug__hflip_prob": 0.5,
         "schedule__mixup__prob__enabled": True,
         "schedule__mixup__prob__start_prob": 1.0,
     }

@@ -101,8 +101,9 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
 
 def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
     toy.register(monkeypatch)
-    toy_model = {"model__type": "toy", "model__variant": "statistics", "data__batch_size": 8}
-    program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
+    toy_model = {"model__type": "toy", "model__variant": "statistics", "aug__hflip_prob": 0.0}
+    toy_model |= {"data__batch_size": 8, "train__accumulation_steps": 2}
+    program, inputs, _ = build(sgd_config(tmp_path, **toy_model), tmp_path)
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         update = {name: np.asarray(x) for name, x in next(loader)[1].items()}
