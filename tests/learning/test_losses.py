@@ -145,11 +145,14 @@ def test_criterion_shape_errors():
     with pytest.raises(ValueError, match="2 classes, the task 3"):
         make_criterion("TaxonomyAwareLabelSmoothing", num_classes=3, smoothing=smoothing)
     with pytest.raises(ValueError, match=r"\[B, 3\]"):
-        make_criterion("CrossEntropyLoss", num_classes=3)(np.zeros((2, 4), np.float32), np.zeros(2, np.int32))
+        make_criterion("CrossEntropyLoss", num_classes=3)(
+            *jax.device_put((np.zeros((2, 4), np.float32), np.zeros(2, np.int32)))
+        )
     criteria = {"a": make_criterion("CrossEntropyLoss", num_classes=3)}
-    logits, label, one = {"a": np.zeros((2, 3), np.float32)}, np.zeros((2, 2), np.int32), np.ones(2, np.float32)
+    arrays = np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int32), np.ones(2, np.float32), np.ones((2, 1), bool)
+    logits, label, one, mask = jax.device_put(arrays)
     with pytest.raises(ValueError, match="one column per task"):
-        task_loss_sums(logits, label, None, None, one, np.ones((2, 1), bool), criteria)
+        task_loss_sums({"a": logits}, label, None, None, one, mask, criteria)
 
 
 def problem():

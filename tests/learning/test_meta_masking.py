@@ -41,7 +41,7 @@ def test_explicit_draws(fixtures, golden_masking, scenario):
     meta, got_valid, kind = run(
         golden["aux"],
         valid,
-        draws=mm.MaskDraws(*(golden[u].astype(np.float32) for u in ("u_full", "u_part", "u_combo"))),
+        draws=mm.MaskDraws(*jax.device_put([golden[u].astype(np.float32) for u in ("u_full", "u_part", "u_combo")])),
         p_full=p_full,
         p_partial=p_partial,
         partial_active=p_partial >= 0,

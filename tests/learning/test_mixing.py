@@ -32,16 +32,15 @@ def golden(fixtures):
     return load_npz(fixtures / "learning_mixing.npz")
 
 
+def drawn(active, cutmix, lam, pick, centre) -> MixDraws:
+    kinds = zip((active, cutmix, lam, pick, centre), (bool, bool, np.float32, np.float32, np.int32), strict=True)
+    return MixDraws(*jax.device_put([np.asarray(value, kind) for value, kind in kinds]))
+
+
 def mix_golden(golden, mix_settings, cutmix, aux=None):
     bounds = tuple(tuple(b) for b in golden["bounds"].tolist())
     mask = golden["mask"]
-    draws = MixDraws(
-        active=np.array(True),
-        cutmix=np.array(cutmix),
-        lam=np.float32(golden["lam"]),
-        pick=golden["pick"],
-        centre=golden["centres"].astype(np.int32),
-    )
+    draws = drawn(True, cutmix, golden["lam"], golden["pick"], golden["centres"])
     label = np.stack([golden["labels/taxa_L10"], golden["labels/taxa_L20"]], axis=1).astype(np.int32)
     mixed = mix_drawn(
         golden["images"].transpose(0, 2, 3, 1),
@@ -83,9 +82,9 @@ def test_zeros_are_values(golden):
 
 def test_minmax_bounds_the_pasted_share():
     image = np.stack([np.zeros((20, 20, 3), np.float32), np.ones((20, 20, 3), np.float32)])
-    label, on = np.array([[1], [2]], np.int32), np.array(True)
+    label = np.array([[1], [2]], np.int32)
     for lam, want in ((0.0, 0.25), (1.0, 0.09)):  # all the partner -> high bound, nothing of it -> low bound
-        draws = MixDraws(on, on, np.float32(lam), np.zeros(2, np.float32), np.full((2, 2), 10, np.int32))
+        draws = drawn(True, True, lam, np.zeros(2), np.full((2, 2), 10))
         mixed = mix_drawn(
             image,
             np.zeros((2, 5), np.float32),

@@ -20,14 +20,14 @@ uniforms_of = jax.jit(inclusion_uniforms, static_argnums=(1, 2))
 
 
 @jax.jit
-def losses_and_gradient(logits, targets, keep, weights, task_weight):
+def losses_and_gradient(logits, label, other, lam, keep, weights, task_weight):
     """((total, mean of each task), gradient of the total), and the labels that count."""
     criteria = {task: make_criterion("CrossEntropyLoss", num_classes=z.shape[1]) for task, z in logits.items()}
     rows = jnp.ones(len(keep))
     counts = label_counts(keep, rows)
 
     def total(logits):
-        sums = task_loss_sums(logits, *targets, rows, keep, criteria, weights)
+        sums = task_loss_sums(logits, label, other, lam, rows, keep, criteria, weights)
         means = sums.numerator / jnp.maximum(counts, 1.0)
         return jnp.sum(means * task_weight), means
 
@@ -54,7 +54,7 @@ def test_masking_fixture(fixtures, mode, kind, weighted):
     logits = {task: criteria_data[f"logits/{task}"] for task in TASKS}
     weights = {task: criteria_data[f"class_weight/{task}"] for task in TASKS} if weighted == "cw" else None
     ((value, means), gradient), counts = losses_and_gradient(
-        logits, (label, other, lam), keep, weights, masking["task_weight"]
+        logits, label, other, lam, keep, weights, masking["task_weight"]
     )
     np.testing.assert_array_equal(counts, masking[f"{case}/want_n"])
     close(value, masking[f"{case}/want_total"])
@@ -64,8 +64,8 @@ def test_masking_fixture(fixtures, mode, kind, weighted):
 
 
 def test_null_test_of_mixtures():
-    label, other = np.array([[0], [0], [3], [0], [3]]), np.array([[3], [3], [0], [0], [0]])
-    lam = np.array([0.51, 0.5, 0.5, 0.1, 0.4], np.float32)
+    label, other = jax.device_put((np.array([[0], [0], [3], [0], [3]]), np.array([[3], [3], [0], [0], [0]])))
+    lam = jax.device_put(np.array([0.51, 0.5, 0.5, 0.1, 0.4], np.float32))
     mixed = np.asarray(jax.jit(null_mask)(label, other, lam))
     np.testing.assert_array_equal(mixed[:, 0], [True, False, False, True, True])
     np.testing.assert_array_equal(np.asarray(null_mask(label))[:, 0], [True, True, False, True, False])
@@ -74,7 +74,7 @@ def test_null_test_of_mixtures():
 
 def test_probability_needs_uniforms():
     with pytest.raises(ValueError, match="inclusion_uniforms"):
-        loss_mask(np.ones((2, 1), bool), probability=0.5)
+        loss_mask(jax.device_put(np.ones((2, 1), bool)), probability=0.5)
 
 
 def test_inclusion_rates_within_binomial_bounds():

@@ -297,9 +297,10 @@ def test_adaptive_clipping_of_stacked_layers_is_per_layer(shape):
 
     @jax.jit
     def clipped(grads, weights, one_by_one):
-        whole = {"w": grads}, {"w": weights}, 0.1
-        expected = clip_units(*one_by_one, 0.1, apart.ndim)
-        return clip_units(*whole, stacked.ndim)["w"], list(expected.values()), clip_units(*whole)["w"]
+        grads, weights = {"w": grads}, {"w": weights}
+        expected = clip_units(one_by_one[0], one_by_one[1], 0.1, apart.ndim)
+        layers, whole = clip_units(grads, weights, 0.1, stacked.ndim), clip_units(grads, weights, 0.1)
+        return layers["w"], list(expected.values()), whole["w"]
 
     found, expected, together = clipped(grads, weights, one_by_one)
     np.testing.assert_array_equal(found, expected)

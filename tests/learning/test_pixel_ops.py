@@ -105,7 +105,7 @@ def test_other_operators_leave_the_image_alone(golden, color_op):
 
 
 def test_flat_images_survive_statistics():
-    image, names = np.full((5, 7, 3), 90, np.uint8), ("equalize", "autocontrast", "contrast")
+    image, names = jax.device_put(np.full((5, 7, 3), 90, np.uint8)), ("equalize", "autocontrast", "contrast")
     apply = jax.jit(lambda code, visible: pixel_ops.apply_color_op(image, code, 1.5, names, visible=visible))
     for name in names:
         assert apply(OP_CODE[name], np.zeros((5, 7), bool)).shape == image.shape

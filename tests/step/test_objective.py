@@ -137,7 +137,7 @@ def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch
     def measured():
         measure = program.settings.gradnorm
         sums = grad_sums(objective, params, {}, batch, targets, counts, jnp.ones(3), state.step, measure=measure)
-        return sums.gradnorm.losses
+        return sums.gradnorm
 
     @jax.jit
     def losses_of_rows():
@@ -146,5 +146,5 @@ def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch
         logits = program.model.apply({"params": params}, image, nothing[0], meta_valid_BK=nothing[1])
         return [objective.criteria[task](z, batch["label"][0][:, t]) for t, (task, z) in enumerate(logits.items())]
 
-    for t, (found, per_row) in enumerate(zip(measured(), losses_of_rows(), strict=True)):
+    for t, (found, per_row) in enumerate(zip(measured().losses, losses_of_rows(), strict=True)):
         assert found == pytest.approx(np.asarray(per_row)[labelled[:, t]].mean(), rel=1e-5), objective.tasks[t]
