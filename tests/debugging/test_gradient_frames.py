@@ -64,12 +64,21 @@ def squares(out: Any) -> jax.Array:
     return jnp.sum(jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(out)]))
 
 
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def initial(model: nn.Module, x: np.ndarray) -> Any:
+    return jax.jit(model.init)(jax.random.key(0), x)
+
+
 def backward(model: nn.Module, variables: Any, *args: Any, jit: bool = True, **kwargs: Any) -> Frames:
     """Gradient frames of `squares` of the model's output."""
     recorder = FrameRecorder(model)
-    taps = recorder.cotangent_taps(variables, *args, **kwargs)
 
-    def step(params, taps, *args):
+    def step(params, *args):
+        taps = recorder.cotangent_taps(variables, *args, **kwargs)
+
         def loss(params, taps):
             out, frames = recorder.apply({"params": params}, *args, taps=taps, **kwargs)
             return squares(out), frames
@@ -77,7 +86,7 @@ def backward(model: nn.Module, variables: Any, *args: Any, jit: bool = True, **k
         (grads, found), _ = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, taps)
         return found.frames(grads)
 
-    return (jax.jit(step) if jit else step)(variables["params"], taps, *args)
+    return (jax.jit(step) if jit else step)(variables["params"], *args)
 
 
 def extremes(value):
@@ -87,19 +96,19 @@ def extremes(value):
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_values_and_order(remat):
-    x = jax.random.normal(jax.random.key(1), (5, 4))
+    x = normal(1, 5, 4)
     model = Chain(remat)
-    variables = model.init(jax.random.key(0), x)
+    variables = initial(model, x)
     params = variables["params"]
-    first, last = params["first"], params["last"]
 
     def loss(params, x, hidden, root):
         a = x @ params["first"]["kernel"] + params["first"]["bias"][None] + hidden
         b = jnp.sqrt(jnp.abs(a)) + root
         return jnp.sum((b @ params["last"]["kernel"] + params["last"]["bias"][None]) ** 2)
 
-    zero = jnp.zeros((5, 3))
-    grads, dx, dhidden, droot = jax.grad(loss, argnums=(0, 1, 2, 3))(params, x, zero, zero)
+    zero = np.zeros((5, 3), np.float32)
+    grads, dx, dhidden, droot = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(params, x, zero, zero)
+    first, last = jax.device_get((params["first"], params["last"]))
     y = np.sqrt(np.abs(x @ first["kernel"] + first["bias"][None])) @ last["kernel"] + last["bias"][None]
     expected = {
         "last": [
@@ -127,8 +136,8 @@ def test_values_and_order(remat):
 
 
 def test_layers_of_a_scan_come_last_first():
-    x = jax.random.normal(jax.random.key(2), (2, 4))  # none of its gradients is a difference near 0
-    variables = Stack().init(jax.random.key(0), x)
+    x = normal(9, 2, 4)  # none of its gradients is a difference near 0
+    variables = initial(Stack(), x)
     frames = {frame.name: frame for frame in backward(Stack(), variables, x).listing()}
     layers = [f"layers.{layer}{part}" for layer in (2, 1, 0) for part in (".wi", "")]
     assert list(frames) == ["last", *layers, ""]
@@ -139,17 +148,18 @@ def test_layers_of_a_scan_come_last_first():
     assert row("last", "grad input[0]") == row("layers.2", "grad output[0]")
     assert row("layers.2", "grad input[0]") == row("layers.1", "grad output[0]")
     assert row("layers.0", "grad input[0]") == row("", "grad input[0]")
-    grads = jax.grad(lambda p: squares(Stack().apply({"params": p}, x)))(variables["params"])
-    kernels = grads["layers"]["wi"]["kernel"]
+    grads = jax.jit(jax.grad(lambda p: squares(Stack().apply({"params": p}, x))))(variables["params"])
+    kernels = np.asarray(grads["layers"]["wi"]["kernel"])
     for layer in range(3):
         np.testing.assert_allclose(row(f"layers.{layer}.wi", "grad weight"), extremes(kernels[layer]), rtol=1e-5)
 
 
 def test_scans_that_hold_gradient_frames_back_are_errors():
     module = Stack(("params", COLLECTION))
-    variables = module.init(jax.random.key(0), jnp.ones((2, 4)))
+    x = np.ones((2, 4), np.float32)
+    variables = initial(module, x)
     with pytest.raises(ValueError, match=r"gradient frames of module .* give the collection 'frame_gradients' an axis"):
-        backward(module, variables, jnp.ones((2, 4)))
+        backward(module, variables, x)
 
 
 def test_a_module_called_twice_has_two_frames():
@@ -159,8 +169,8 @@ def test_a_module_called_twice_has_two_frames():
             shared = nn.Dense(4, name="shared")
             return shared(shared(x))
 
-    x = jnp.ones((2, 4))
-    variables = Twice().init(jax.random.key(0), x)
+    x = np.ones((2, 4), np.float32)
+    variables = initial(Twice(), x)
     second, first, _ = backward(Twice(), variables, x).listing()
     assert second.rows[2][1:3] == first.rows[3][1:3]  # what leaves the second call enters the first
     assert second.rows[0] == first.rows[0]  # the gradient of their weight is one
@@ -168,9 +178,9 @@ def test_a_module_called_twice_has_two_frames():
 
 def test_first_bad_gradient_is_named(capsys):
     """Forward everything is finite; the report goes on into the backward pass."""
-    x = jnp.zeros((2, 4))
+    x = np.zeros((2, 4), np.float32)
     model = Chain()
-    variables = model.init(jax.random.key(0), x)
+    variables = initial(model, x)
     debug = DebugUnderflowOverflow(model, max_frames_to_save=3)
     taps = debug.cotangent_taps(variables, x)
 
@@ -196,20 +206,25 @@ def test_first_bad_gradient_is_named(capsys):
 
 
 def test_several_losses_at_once():
-    x = jax.random.normal(jax.random.key(1), (5, 4))
+    x = normal(1, 5, 4)
     model = Chain()
-    variables = model.init(jax.random.key(0), x)
+    variables = initial(model, x)
     recorder = FrameRecorder(model)
 
     def losses(params, taps):
         return jnp.sum(recorder.apply({"params": params}, x, taps=taps)[0]["y"] ** 2, axis=0)
 
-    taps = recorder.cotangent_taps(variables, x)
-    _, pullback = jax.vjp(losses, variables["params"], taps)
-    grads, found = jax.vmap(pullback)(jnp.eye(2))
-    together = found.over_first_axis().frames(jax.tree.map(lambda g: g.sum(0), grads)).listing()
-    alone = [pullback(cotangent) for cotangent in jnp.eye(2)]
-    parts = [seen.frames(grad).listing() for grad, seen in alone]
+    @jax.jit
+    def all_and_each(params):
+        taps = recorder.cotangent_taps(variables, x)
+        _, pullback = jax.vjp(losses, params, taps)
+        grads, found = jax.vmap(pullback)(jnp.eye(2))
+        alone = [pullback(cotangent) for cotangent in jnp.eye(2)]
+        together = found.over_first_axis().frames(jax.tree.map(lambda g: g.sum(0), grads))
+        return together, [seen.frames(grad) for grad, seen in alone]
+
+    together, alone = all_and_each(variables["params"])
+    together, parts = together.listing(), [frames.listing() for frames in alone]
     for frame, left, right in zip(together, *parts, strict=True):
         for row, a, b in zip(frame.rows, left.rows, right.rows, strict=True):
             if "put" in row.label:

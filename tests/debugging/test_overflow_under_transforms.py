@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.core.scope import CollectionFilter
@@ -17,14 +17,21 @@ from linnaeus_jax.debugging.frame_recorder import COLLECTION
 from linnaeus_jax.debugging.frames import concatenate, merge
 from linnaeus_jax.debugging.overflow import DebugUnderflowOverflow, OverflowDetected
 
-GOOD = jnp.arange(20, dtype=jnp.float32).reshape(4, 5) / 20
-BAD = GOOD.at[3, 0].set(jnp.nan)  # on the last device, in the last pass
+GOOD = np.arange(20, dtype=np.float32).reshape(4, 5) / 20
+BAD = GOOD.copy()
+BAD[3, 0] = np.nan  # on the last device, in the last pass
 
 
 class _Two(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         return nn.Dense(3, name="second")(nn.Dense(4, name="first")(x))
+
+
+def random_variables(model: nn.Module) -> Any:
+    """Without a compilation."""
+    shapes, random = jax.eval_shape(model.init, jax.random.key(0), GOOD), np.random.default_rng(0)
+    return jax.device_put(jax.tree.map(lambda leaf: random.standard_normal(leaf.shape, np.float32), shapes))
 
 
 def detector(model: nn.Module, said: list[str] | None = None) -> DebugUnderflowOverflow:
@@ -37,7 +44,7 @@ def under_shard_map(spec: jax.P) -> Callable[..., Any]:
     def call(record: Callable[..., Any], variables: Any, x: jax.Array) -> Any:
         specs = (P(), P("data")), (P("data"), spec)
         sharded = jax.shard_map(record, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-        return jax.jit(sharded)(variables, x)
+        return sharded(variables, x)
 
     return call
 
@@ -52,23 +59,35 @@ TRANSFORMS: dict[str, Callable[..., Any]] = {
 }
 
 
+def transformed(name: str, record: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled whole, but for `jax.pmap`, which compiles for itself."""
+    call = functools.partial(TRANSFORMS[name], record)
+    return call if name == "pmap" else jax.jit(call)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Any:
+    """Frames of the whole batch at once."""
+    return jax.jit(detector(_Two()).record)(random_variables(_Two()), GOOD)[1].listing()
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_every_pass_on_every_device_is_checked(transform):
+def test_every_pass_on_every_device_is_checked(transform, whole):
     model = _Two()
-    variables = model.init(jax.random.key(0), GOOD)
-    plain = TRANSFORMS[transform](lambda *inputs: (model.apply(*inputs), ()), variables, GOOD)[0]
+    variables = random_variables(model)
+    plain = transformed(transform, lambda *inputs: (model.apply(*inputs), ()))(variables, GOOD)[0]
     said: list[str] = []
     debug = detector(model, said)
-    out, frames = TRANSFORMS[transform](debug.record, variables, GOOD)
+    record = transformed(transform, debug.record)
+    out, frames = record(variables, GOOD)
     np.testing.assert_allclose(out, plain, rtol=1e-6)
     debug.check(frames)
     assert said == []
-    _, whole = debug.record(variables, GOOD)
-    for frame, other in zip(frames.listing(), whole.listing(), strict=True):
+    for frame, other in zip(frames.listing(), whole, strict=True):
         assert (frame.name, len(frame.rows)) == (other.name, len(other.rows))
         for row, same in zip(frame.rows, other.rows, strict=True):
             assert (row.absmin, row.absmax) == pytest.approx((same.absmin, same.absmax), rel=1e-5), (frame.name, row)
-    _, frames = TRANSFORMS[transform](debug.record, variables, BAD)
+    _, frames = record(variables, BAD)
     with pytest.raises(OverflowDetected) as caught:
         debug.check(frames)
     assert caught.value.batch_number == 1
@@ -78,13 +97,14 @@ def test_every_pass_on_every_device_is_checked(transform):
 
 def test_frames_of_several_passes_are_not_joined():
     model = _Two()
-    variables = model.init(jax.random.key(0), GOOD)
-    _, frames = jax.vmap(lambda row: detector(model).record(variables, row))(GOOD[:, None])
+    variables = random_variables(model)
+    _, frames = jax.jit(jax.vmap(lambda row: detector(model).record(variables, row)))(GOOD[:, None])
     for join in (merge, concatenate):
         with pytest.raises(ValueError, match="several passes"):
             join(frames, frames)
-    one = jax.tree.map(lambda x: x[0], frames)
-    assert len(concatenate(one, merge(one, one)).listing()) == 2 * len(one.listing())
+    one = jax.tree.map(lambda x: np.asarray(x)[0], frames)
+    both = jax.jit(lambda one: concatenate(one, merge(one, one)))(one)
+    assert len(both.listing()) == 2 * len(one.listing())
     with pytest.raises(ValueError, match="cannot have the values"):
         frames.replace(rows=frames.rows[..., :3]).listing()
 
@@ -142,11 +162,11 @@ class _Recurrent(nn.Module):
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_lets_frames_out_is_watched(model, compiled):
-    variables = model.init(jax.random.key(0), GOOD)
+    variables = random_variables(model)
     debug = detector(model)
     record = jax.jit(debug.record) if compiled else debug.record
     out, frames = record(variables, GOOD)
-    np.testing.assert_allclose(out, model.apply(variables, GOOD), rtol=1e-5)
+    np.testing.assert_allclose(out, jax.jit(model.apply)(variables, GOOD), rtol=1e-5)
     debug.check(frames)
     with pytest.raises(OverflowDetected):
         debug.check(record(variables, BAD)[1])
@@ -165,8 +185,8 @@ def test_what_lets_frames_out_is_watched(model, compiled):
     ids=["cond", "checkpoint", "vmap", "jit", "while_loop", "RNN"],
 )
 def test_what_holds_frames_back_is_named(model, message):
-    variables = model.init(jax.random.key(0), GOOD)
-    model.apply(variables, GOOD)  # the model itself is in order
+    variables = random_variables(model)
+    jax.eval_shape(model.apply, variables, GOOD)  # the model itself is in order
     for call in (detector(model).apply, jax.jit(detector(model).record)):
         with pytest.raises(ValueError, match=message):
             call(variables, GOOD)

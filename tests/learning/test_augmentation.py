@@ -1,6 +1,7 @@
 """Augmentation in the step: identity when off, independence of the batch, laws of every draw, order of operators."""
 
 import dataclasses
+import functools
 import re
 
 import cv2
@@ -48,18 +49,19 @@ def within(count, total, p):
 
 def test_off_is_the_identity():
     image = images()
-    out = augment(image, jnp.arange(8), KEY, AugmentSettings())
+    out = run(image, np.arange(8, dtype=np.int32), KEY, settings=AugmentSettings())
     np.testing.assert_allclose(out, image / np.float32(255), rtol=1e-6)
 
 
 def test_normalize_is_all_that_evaluation_does():
     image, mean, std = images(), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     want = (image / 255 - np.array(mean)) / np.array(std)
-    np.testing.assert_allclose(augmentation.normalize(jnp.asarray(image), mean, std), want, rtol=1e-5, atol=1e-6)
-    dark = jnp.ones((1, 2, 2, 3), jnp.uint8)  # the dtype decides about the scale, not the largest value
-    np.testing.assert_allclose(augmentation.normalize(dark, (0.0,) * 3, (1.0,) * 3), 1 / 255, rtol=1e-6)
-    floats = dark.astype(jnp.float32)
-    np.testing.assert_array_equal(augmentation.normalize(floats, (0.0,) * 3, (1.0,) * 3), floats)
+    normalize = jax.jit(augmentation.normalize, static_argnums=(1, 2))
+    np.testing.assert_allclose(normalize(image, mean, std), want, rtol=1e-5, atol=1e-6)
+    dark = np.ones((1, 2, 2, 3), np.uint8)  # the dtype decides about the scale, not the largest value
+    np.testing.assert_allclose(normalize(dark, (0.0,) * 3, (1.0,) * 3), 1 / 255, rtol=1e-6)
+    floats = dark.astype(np.float32)
+    np.testing.assert_array_equal(normalize(floats, (0.0,) * 3, (1.0,) * 3), floats)
 
 
 def test_results_follow_the_row_not_the_batch():
@@ -86,22 +88,23 @@ def test_sharded_batches_exchange_nothing():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "options"),
     [
-        dataclasses.replace(FULL, num_ops=3),
-        AugmentSettings(policy="hybrid_v0", crop_scale=(0.3, 0.9), erase_prob=0.7, erase_mode="const"),
-        AugmentSettings(policy="3a", hflip_prob=0.5, color_jitter=0.4, erase_prob=0.7, erase_mode="rand"),
+        (dataclasses.replace(FULL, num_ops=3), {}),
+        # with a blur: how its sums are rounded decides about single grey levels
+        (AugmentSettings(policy="hybrid_v0", crop_scale=(0.3, 0.9), erase_prob=0.7, erase_mode="const"), LIKE_USERS),
+        (AugmentSettings(policy="3a", hflip_prob=0.5, color_jitter=0.4, erase_prob=0.7, erase_mode="rand"), LIKE_USERS),
     ],
     ids=["full, randaugment", "hybrid_v0, const", "3a, rand"],
 )
-def test_a_loop_over_images_agrees_with_the_whole_batch(settings, monkeypatch):
+def test_a_loop_over_images_agrees_with_the_whole_batch(settings, options, monkeypatch):
     image, row = images(24, 16, 18, seed=4), np.arange(50, 74, dtype=np.int32)
     results = []
     for loop in (True, False):
         monkeypatch.setattr(augmentation, "_one_by_one", lambda loop=loop: loop)
         compiled = jax.jit(lambda x, r, k: augment(x, r, k, settings)).lower(image, row, KEY)
         assert ("stablehlo.while" in compiled.as_text()) or not loop
-        results.append(np.asarray(compiled.compile(LIKE_USERS)(image, row, KEY)))
+        results.append(np.asarray(compiled.compile(options)(image, row, KEY)))
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
 
 
@@ -130,7 +133,7 @@ def test_crop_windows_stay_within_bounds():
     assert ratio[0] - tolerance <= (width / height).min()
     assert (width / height).max() <= ratio[1] + tolerance
     # what never fits becomes the largest central window of an allowed shape
-    fallback = augmentation.crop_window(uniforms(22), 40, 30, (1.0, 1.0), (2.0, 2.0))
+    fallback = jax.jit(lambda u: augmentation.crop_window(u, 40, 30, (1.0, 1.0), (2.0, 2.0)))(uniforms(22))
     np.testing.assert_allclose(fallback, (0, 12.5, 30, 15), rtol=1e-6)
 
 
@@ -186,21 +189,27 @@ def one_policy(first, second):
 def test_operators_act_in_order(monkeypatch):
     image = images(1, 20, 24, seed=3)
     turn, darken, shift = ("rotate", 20.0), ("brightness", 0.25), ("translate_x", 0.25)
-    x, y = pixel_ops.pixel_centres(20, 24)
 
-    def moved(picture, op):
-        points = pixel_ops.affine_points(pixel_ops.affine_matrix(OP_CODE[op[0]], op[1], 20, 24), x, y)
+    @jax.jit
+    def move(picture, code, value):
+        centres = pixel_ops.pixel_centres(20, 24)
+        points = pixel_ops.affine_points(pixel_ops.affine_matrix(code, value, 20, 24), *centres)
         out = jnp.round(pixel_ops.sample(picture, *points)).astype(jnp.uint8)
         return jnp.where(pixel_ops.outside(*points, 20, 24)[..., None], jnp.uint8(pixel_ops.FILL), out)
 
+    def moved(picture, op):
+        return move(picture, OP_CODE[op[0]], op[1])
+
+    @functools.partial(jax.jit, static_argnums=1)
     def colored(picture, op):
         return pixel_ops.apply_color_op(picture, OP_CODE[op[0]], op[1], (op[0],))
 
     def ran(first, second):
         monkeypatch.setattr(augmentation, "get_policy", lambda *_: one_policy(first, second))
-        return np.round(np.asarray(augment(image, jnp.arange(1), KEY, AugmentSettings(policy="v0r")))[0] * 255)
+        row, settings = np.arange(1, dtype=np.int32), AugmentSettings(policy="v0r")
+        return np.round(np.asarray(jax.jit(lambda x, r: augment(x, r, KEY, settings))(image, row))[0] * 255)
 
-    start = jnp.asarray(image[0])
+    start = image[0]
     np.testing.assert_array_equal(ran(turn, darken), colored(moved(start, turn), darken))
     late_fill = ran(darken, turn)  # resampled before darkening: equal up to the rounding of grey levels
     np.testing.assert_allclose(late_fill, np.asarray(moved(colored(start, darken), turn), int), atol=1)
@@ -248,7 +257,7 @@ def test_erasing_rate():
     image = np.tile(np.array([90, 110], np.uint8)[None, None, :, None], (N, 8, 4, 3))
     settings = AugmentSettings(erase_prob=0.25, erase_mode="const", erase_area=(0.1, 0.3), erase_ratio=(0.5, 2.0))
     out = np.asarray(run(image, np.arange(N, dtype=np.int32), KEY, settings=settings)) * 255
-    changed = np.abs(out - image).max(axis=-1) > 1e-3
+    changed = np.logical_or.reduce(np.abs(out - image) > 1e-3, axis=-1)
     erased = changed.max(axis=(1, 2))
     within(erased.sum(), N, 0.25)
     level = out.max(axis=(1, 2, 3), where=changed[..., None], initial=0)
@@ -272,11 +281,12 @@ def test_erased_pixels_follow_the_moments_of_their_channel():
     image = np.empty((64, 64, 3), np.float32)
     image[:, ::2], image[:, 1::2] = (40, 120, 205), (60, 120, 195)  # means 50, 120, 200; deviations 10, 0, 5
     settings = AugmentSettings(erase_prob=1.0, erase_mode="pixel", erase_area=(0.3, 0.3), erase_ratio=(0.9, 1.1))
-    noise = jax.random.normal(jax.random.key(0), (2 * image.size,))
-    uniform = jnp.asarray([[0.0, 0.1, 0, 0, 0], [0.5, 0.5, 0.3, 0.3, 0.5]])
-    out = np.asarray(augmentation.random_erase(jnp.asarray(image), uniform, noise, settings))
+    noise = np.random.default_rng(0).standard_normal(2 * image.size, np.float32)
+    uniform = np.asarray([[0.0, 0.1, 0, 0, 0], [0.5, 0.5, 0.3, 0.3, 0.5]], np.float32)
+    out = np.asarray(jax.jit(augmentation.random_erase, static_argnums=3)(image, uniform, noise, settings))
     changed = (out != image).any(axis=-1)
-    top, left, height, width = map(int, augmentation.erase_rectangle(uniform[1, :4], 64, 64, (0.3, 0.3), (0.9, 1.1)))
+    rectangle_of = jax.jit(lambda u: augmentation.erase_rectangle(u, 64, 64, (0.3, 0.3), (0.9, 1.1)))
+    top, left, height, width = map(int, rectangle_of(uniform[1, :4]))
     rectangle = np.zeros((64, 64), bool)
     rectangle[top : top + height, left : left + width] = True
     np.testing.assert_array_equal(changed, rectangle)
@@ -286,11 +296,12 @@ def test_erased_pixels_follow_the_moments_of_their_channel():
 
 
 def test_statistics_of_a_slot_leave_out_the_fill_of_later_slots_alone():
-    image = jnp.full((4, 8, 3), 40, jnp.uint8).at[:, 4:].set(60).at[:, :1].set(pixel_ops.FILL)
-    mask = jnp.zeros((4, 8), bool).at[:, :1].set(True)
-    op = jnp.int32(OP_CODE["autocontrast"])
+    image, mask = np.full((4, 8, 3), 40, np.uint8), np.zeros((4, 8), bool)
+    image[:, 4:], image[:, :1], mask[:, :1] = 60, pixel_ops.FILL, True
+    color_slot = jax.jit(augmentation._color_slot, static_argnums=(4, 5))
+    op, value = np.int32(OP_CODE["autocontrast"]), np.float32(0)
     for slot, filled, top in ((0, {0: mask}, pixel_ops.FILL), (1, {0: mask}, pixel_ops.FILL), (0, {1: mask}, 60)):
-        out = augmentation._color_slot(image, op, jnp.float32(0), filled, slot, ("autocontrast",))
+        out = color_slot(image, op, value, filled, slot, ("autocontrast",))
         np.testing.assert_array_equal(out[:, 4:], (60 - 40) * 255 // (top - 40))
         np.testing.assert_array_equal(out[:, 1:4], 0)
 
@@ -300,10 +311,10 @@ def test_stages_can_be_looked_at():
     assert [name for name, _ in stages] == ["input", "crop", "flip", "randaugment", "colour jitter", "random erasing"]
     assert stages[-1][1] == FULL
     assert [name for name, _ in augmentation.cumulative_settings(AugmentSettings())] == ["input"]
-    image, row = images(), jnp.arange(8)
+    image, row = images(), np.arange(8, dtype=np.int32)
     geometry = [dataclasses.replace(s, policy="") for _, s in stages[-2:]]
     before, after = (run(image, row, KEY, settings=s) for s in geometry)
-    unchanged = np.asarray(before == after).mean()  # erasing leaves what it does not cover as it was
+    unchanged = (np.asarray(before) == np.asarray(after)).mean()  # erasing leaves what it does not cover as it was
     assert 0.3 < unchanged < 1
 
 
@@ -331,9 +342,9 @@ def test_floats_are_refused():
 
 
 def test_contact_sheet(tmp_path):
-    image = images(2)
+    image, row = images(), np.arange(8, dtype=np.int32)
     stages = {
-        name: np.asarray(augment(image, jnp.arange(2), KEY, settings))
+        name: np.asarray(run(image, row, KEY, settings=settings))[:2]
         for name, settings in augmentation.cumulative_settings(AugmentSettings(hflip_prob=1.0))
     }
     np.testing.assert_allclose(stages["flip"], stages["input"][:, :, ::-1], rtol=1e-6)

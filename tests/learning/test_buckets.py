@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -31,7 +30,7 @@ SHAPES = {
 
 def tree_of(shapes, seed=0):
     rng = np.random.default_rng(seed)
-    return unflatten_dict({path: jnp.asarray(rng.normal(size=shape), jnp.float32) for path, shape in shapes.items()})
+    return jax.device_put(unflatten_dict({path: np.float32(rng.normal(size=shape)) for path, shape in shapes.items()}))
 
 
 @given(st.lists(st.sampled_from(["x", "y", None]), min_size=len(SHAPES), max_size=len(SHAPES)))

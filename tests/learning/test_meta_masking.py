@@ -16,28 +16,40 @@ NAMES = ("TEMPORAL", "SPATIAL", "ELEVATION")
 BOUNDS = ((0, 2), (2, 5), (5, 15))
 
 
-@pytest.mark.parametrize("scenario", ["both", "full_only", "partial_only", "all", "off"])
-def test_explicit_draws(fixtures, scenario):
-    golden = load_npz(fixtures / "learning_metamask.npz")
+def masking(table, bounds=BOUNDS):
+    combos, log_weights = table
+    return jax.jit(partial(mm.mask_metadata, combos=combos, log_weights=log_weights, bounds=bounds))
+
+
+draw_masks = jax.jit(mm.draw_masks)
+
+
+@pytest.fixture(scope="module")
+def golden_masking(fixtures):
+    """Bounds of the fixture's components, and a program for all of its scenarios."""
     setting = json.loads((fixtures / "learning_metamask.json").read_text())
     bounds = [tuple(setting["bounds"][name]) for name in NAMES]
-    combos, log_weights = mm.combo_table(setting["whitelist"], setting["weights"], NAMES)
+    return bounds, masking(mm.combo_table(setting["whitelist"], setting["weights"], NAMES), bounds)
+
+
+@pytest.mark.parametrize("scenario", ["both", "full_only", "partial_only", "all", "off"])
+def test_explicit_draws(fixtures, golden_masking, scenario):
+    golden = load_npz(fixtures / "learning_metamask.npz")
+    bounds, run = golden_masking
     p_full, p_partial = golden[f"{scenario}/p"]
     valid = np.stack([golden["mask"][:, a:b].all(axis=1) for a, b in bounds], axis=1)
-    meta, got_valid, kind = mm.mask_metadata(
-        jnp.asarray(golden["aux"]),
-        jnp.asarray(valid),
-        draws=mm.MaskDraws(*(jnp.asarray(golden[u], jnp.float32) for u in ("u_full", "u_part", "u_combo"))),
+    meta, got_valid, kind = run(
+        golden["aux"],
+        valid,
+        draws=mm.MaskDraws(*jax.device_put([golden[u].astype(np.float32) for u in ("u_full", "u_part", "u_combo")])),
         p_full=p_full,
         p_partial=p_partial,
         partial_active=p_partial >= 0,
-        combos=combos,
-        log_weights=log_weights,
-        bounds=bounds,
     )
     np.testing.assert_array_equal(meta, golden[f"{scenario}/aux"])
     columns = mm.column_components(bounds, 15)
     np.testing.assert_array_equal(np.asarray(got_valid)[:, columns], golden[f"{scenario}/mask"])
+    kind = np.asarray(kind)
     np.testing.assert_array_equal(kind == mm.PARTIAL, golden[f"{scenario}/combo_idx"] >= 0)
     np.testing.assert_array_equal(kind == mm.FULL, golden["u_full"] < np.float32(p_full))
     np.testing.assert_allclose(100 * np.mean(got_valid, axis=0), golden[f"{scenario}/valid_pct"], rtol=1e-6)
@@ -45,14 +57,11 @@ def test_explicit_draws(fixtures, scenario):
 
 def test_rates():
     n, p_full, p_partial = 100_000, 0.3, 0.4
-    combos, log_weights = mm.combo_table(
-        [("TEMPORAL",), ("SPATIAL", "ELEVATION"), ("SPATIAL",)], (3.0, 1.0, 0.0), NAMES
-    )
-    run = jax.jit(partial(mm.mask_metadata, combos=combos, log_weights=log_weights, bounds=BOUNDS))
+    run = masking(mm.combo_table([("TEMPORAL",), ("SPATIAL", "ELEVATION"), ("SPATIAL",)], (3.0, 1.0, 0.0), NAMES))
     meta, valid, kind = run(
-        jnp.ones((n, 15)),
-        jnp.ones((n, 3), bool),
-        draws=mm.draw_masks(jax.random.split(jax.random.key(3), n)),
+        np.ones((n, 15), np.float32),
+        np.ones((n, 3), bool),
+        draws=draw_masks(jax.random.split(jax.random.key(3), n)),
         p_full=p_full,
         p_partial=p_partial,
         partial_active=True,
@@ -72,27 +81,17 @@ def test_rates():
 
 
 def test_draws_follow_the_row_not_the_position():
-    keys = jax.vmap(lambda r: jax.random.fold_in(jax.random.key(0), r))(jnp.arange(8))
-    draws, swapped = mm.draw_masks(keys), mm.draw_masks(keys[::-1])
-    np.testing.assert_array_equal(draws.combo, swapped.combo[::-1])
+    keys = jax.jit(lambda key: jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(8)))(jax.random.key(0))
+    draws, swapped = draw_masks(keys), draw_masks(keys[::-1])
+    np.testing.assert_array_equal(draws.combo, np.asarray(swapped.combo)[::-1])
 
 
 def test_inactive_partial_and_empty_whitelist():
-    meta, valid = jnp.ones((4, 15)), jnp.ones((4, 3), bool)
-    combos, log_weights = mm.combo_table([("SPATIAL",)], (), NAMES)
-    empty, no_weights = mm.combo_table((), (), NAMES)
-    for table, weights, active in ((combos, log_weights, False), (empty, no_weights, True)):
-        out, _, kind = mm.mask_metadata(
-            meta,
-            valid,
-            draws=mm.draw_masks(jax.random.split(jax.random.key(0), 4)),
-            p_full=0.0,
-            p_partial=1.0,
-            partial_active=active,
-            combos=table,
-            log_weights=weights,
-            bounds=BOUNDS,
-        )
+    meta, valid = np.ones((4, 15), np.float32), np.ones((4, 3), bool)
+    draws = draw_masks(jax.random.split(jax.random.key(0), 4))
+    for whitelist, active in (([("SPATIAL",)], False), ((), True)):
+        run = masking(mm.combo_table(whitelist, (), NAMES))
+        out, _, kind = run(meta, valid, draws=draws, p_full=0.0, p_partial=1.0, partial_active=active)
         np.testing.assert_array_equal(out, meta)
         np.testing.assert_array_equal(kind, mm.NONE)
 
@@ -103,9 +102,9 @@ def test_an_empty_combination_is_refused():
 
 
 def test_validation_masks():
-    meta = jnp.ones((2, 15))
     keep = mm.component_mask(NAMES, ("SPATIAL",))
-    out = np.asarray(mm.zero_components(meta, jnp.asarray(keep)[None, :], BOUNDS))
+    shown = jax.jit(lambda meta, keep: mm.zero_components(meta, keep, BOUNDS))
+    out = np.asarray(shown(np.ones((2, 15), np.float32), keep[None, :]))
     np.testing.assert_array_equal(out[:, 2:5], 0)
     assert out.sum() == 2 * 12
     assert not mm.component_mask(NAMES, None).any()

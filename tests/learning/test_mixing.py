@@ -1,5 +1,6 @@
 """Selective mixup and cutmix: fixtures, rates, untouched rows, and no images between devices."""
 
+import functools
 import os
 import re
 import subprocess
@@ -23,6 +24,7 @@ from linnaeus_jax.learning.mixing import MixDraws, MixSettings
 from tests.npz import load_npz
 
 BOUNDS = ((0, 2), (2, 5))
+mix_drawn = jax.jit(mixing.mix, static_argnames=("settings", "bounds"))
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +32,23 @@ def golden(fixtures):
     return load_npz(fixtures / "learning_mixing.npz")
 
 
+def drawn(active, cutmix, lam, pick, centre) -> MixDraws:
+    kinds = zip((active, cutmix, lam, pick, centre), (bool, bool, np.float32, np.float32, np.int32), strict=True)
+    return MixDraws(*jax.device_put([np.asarray(value, kind) for value, kind in kinds]))
+
+
 def mix_golden(golden, mix_settings, cutmix, aux=None):
-    bounds = [tuple(b) for b in golden["bounds"].tolist()]
+    bounds = tuple(tuple(b) for b in golden["bounds"].tolist())
     mask = golden["mask"]
-    draws = MixDraws(
-        active=jnp.array(True),
-        cutmix=jnp.array(cutmix),
-        lam=jnp.float32(golden["lam"]),
-        pick=jnp.asarray(golden["pick"]),
-        centre=jnp.asarray(golden["centres"], jnp.int32),
-    )
+    draws = drawn(True, cutmix, golden["lam"], golden["pick"], golden["centres"])
     label = np.stack([golden["labels/taxa_L10"], golden["labels/taxa_L20"]], axis=1).astype(np.int32)
-    mixed = mixing.mix(
-        jnp.asarray(golden["images"].transpose(0, 2, 3, 1)),
-        jnp.asarray(golden["aux"] if aux is None else aux),
-        jnp.asarray(np.stack([mask[:, a:b].all(axis=1) for a, b in bounds], axis=1)),
-        jnp.asarray(label),
-        jnp.asarray(golden["perm"], jnp.int32),
-        jnp.asarray(golden["group_ids"], jnp.int32),
+    mixed = mix_drawn(
+        golden["images"].transpose(0, 2, 3, 1),
+        golden["aux"] if aux is None else aux,
+        np.stack([mask[:, a:b].all(axis=1) for a, b in bounds], axis=1),
+        label,
+        golden["perm"].astype(np.int32),
+        golden["group_ids"].astype(np.int32),
         draws,
         settings=mix_settings,
         bounds=bounds,
@@ -61,7 +62,9 @@ def test_golden_batches(golden, case):
     minmax = tuple(golden["cutmix_minmax/minmax"].tolist()) if case == "cutmix_minmax" else None
     both = MixSettings(block=6, mixup=True, cutmix=True, minmax=minmax)
     mixed, mask, label = mix_golden(golden, both, case != "mixup")
-    np.testing.assert_allclose(mixed.image.transpose(0, 3, 1, 2), golden[f"{case}/images"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(mixed.image).transpose(0, 3, 1, 2), golden[f"{case}/images"], rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(mixed.meta, golden[f"{case}/aux"])
     np.testing.assert_array_equal(mask, golden[f"{case}/mask"])
     lam = np.asarray(mixed.lam)[:, None]
@@ -78,22 +81,22 @@ def test_zeros_are_values(golden):
 
 
 def test_minmax_bounds_the_pasted_share():
-    image = jnp.stack([jnp.zeros((20, 20, 3)), jnp.ones((20, 20, 3))])
-    label = jnp.array([[1], [2]], jnp.int32)
+    image = np.stack([np.zeros((20, 20, 3), np.float32), np.ones((20, 20, 3), np.float32)])
+    label = np.array([[1], [2]], np.int32)
     for lam, want in ((0.0, 0.25), (1.0, 0.09)):  # all the partner -> high bound, nothing of it -> low bound
-        draws = MixDraws(jnp.array(True), jnp.array(True), jnp.float32(lam), jnp.zeros(2), jnp.full((2, 2), 10))
-        mixed = mixing.mix(
+        draws = drawn(True, True, lam, np.zeros(2), np.full((2, 2), 10))
+        mixed = mix_drawn(
             image,
-            jnp.zeros((2, 5)),
-            jnp.ones((2, 2), bool),
+            np.zeros((2, 5), np.float32),
+            np.ones((2, 2), bool),
             label,
-            jnp.array([1, 0], jnp.int32),
-            jnp.zeros(2, jnp.int32),
+            np.array([1, 0], np.int32),
+            np.zeros(2, np.int32),
             draws,
             settings=MixSettings(block=2, cutmix=True, minmax=(0.0901, 0.2501)),
             bounds=BOUNDS,
         )
-        np.testing.assert_allclose(mixed.image[0].mean(), want, rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(mixed.image)[0].mean(), want, rtol=1e-5)
         np.testing.assert_allclose(mixed.lam, 1 - want, rtol=1e-5)
 
 
@@ -105,6 +108,7 @@ def test_boxes(golden):
         np.testing.assert_allclose(kept, want[4], rtol=1e-5, atol=1e-6)
 
 
+@functools.partial(jax.jit, static_argnames="mix_settings")
 def mix(image, meta, valid, label, partner, group, key, p_mix, mix_settings) -> mixing.Mixed:
     """A micro-batch mixed with the draws of `key`."""
     draws = mixing.draw_mix(key, p_mix, image.shape[0], image.shape[1:3], mix_settings)
@@ -131,7 +135,7 @@ def test_rows_are_mixtures_of_themselves_and_their_partner(seed, cutmix, minmax)
     args = batch(8, 4, np.random.default_rng(seed))
     image, meta, valid, label, partner, group = args
     mix_settings = MixSettings(block=4, mixup=not cutmix, cutmix=cutmix, minmax=minmax)
-    out = mix(*args, jax.random.key(seed), 1.0, mix_settings)
+    out = jax.device_get(mix(*args, jax.random.key(seed), 1.0, mix_settings))
     alone = (group < 0) | (partner == np.arange(8))
     other = np.where(alone, np.arange(8), partner)
     np.testing.assert_array_equal(out.lam[alone], 1)
@@ -160,7 +164,8 @@ def test_a_row_without_a_group_is_never_mixed():
     """Whatever partner it is given."""
     image, meta, valid, label, partner, group = batch(8, 4, np.random.default_rng(0))
     group[:2], partner[:2] = -1, (1, 0)
-    out = mix(image, meta, valid, label, partner, group, jax.random.key(0), 1.0, MixSettings(block=4, mixup=True))
+    mix_settings = MixSettings(block=4, mixup=True)
+    out = jax.device_get(mix(image, meta, valid, label, partner, group, jax.random.key(0), 1.0, mix_settings))
     np.testing.assert_array_equal(out.image[:2], image[:2])
     np.testing.assert_array_equal(out.lam[:2], 1)
     np.testing.assert_array_equal(out.partner_label[:2], label[:2])
@@ -211,10 +216,10 @@ def test_draws_belong_to_their_key_and_need_no_loop():
     def draw(key: jax.Array) -> MixDraws:
         return mixing.draw_mix(key, 0.5, 4, (8, 8), mix_settings)
 
-    keys = jax.random.split(jax.random.key(0), 3)
-    one, again, other = (float(draw(key).lam) for key in (keys[0], keys[0], keys[1]))
+    keys, compiled = (jax.random.key(0), jax.random.key(1)), jax.jit(draw)
+    one, again, other = (float(compiled(key).lam) for key in (keys[0], keys[0], keys[1]))
     assert one == again != other
-    lowered = jax.jit(draw).trace(keys[0]).lower(lowering_platforms=("cuda",)).as_text()
+    lowered = compiled.trace(keys[0]).lower(lowering_platforms=("cuda",)).as_text()
     assert "stablehlo.while" not in lowered
 
 
@@ -279,7 +284,7 @@ def test_eight_devices_exchange_nothing():
 
 @pytest.mark.parametrize("active", [True, False])
 def test_a_select_does_what_the_branch_does(active, monkeypatch):
-    image, results = jnp.arange(6.0), []
+    image, results = np.arange(6, dtype=np.float32), []
     for backend in ("cpu", "gpu"):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         jaxpr = jax.make_jaxpr(lambda on: computed_if(on, lambda x: 2 * x, image, store=True))(jnp.bool_(active))

@@ -15,36 +15,48 @@ TASKS = ("taxa_L10", "taxa_L20", "taxa_L30")
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
 
+kept = jax.jit(loss_mask, static_argnames="phase1")
+uniforms_of = jax.jit(inclusion_uniforms, static_argnums=(1, 2))
+
+
+@jax.jit
+def losses_and_gradient(logits, label, other, lam, keep, weights, task_weight):
+    """((total, mean of each task), gradient of the total), and the labels that count."""
+    criteria = {task: make_criterion("CrossEntropyLoss", num_classes=z.shape[1]) for task, z in logits.items()}
+    rows = jnp.ones(len(keep))
+    counts = label_counts(keep, rows)
+
+    def total(logits):
+        sums = task_loss_sums(logits, label, other, lam, rows, keep, criteria, weights)
+        means = sums.numerator / jnp.maximum(counts, 1.0)
+        return jnp.sum(means * task_weight), means
+
+    return jax.value_and_grad(total, has_aux=True)(logits), counts
+
+
 @pytest.mark.parametrize(("kind", "weighted"), [("hard", "plain"), ("hard", "cw"), ("soft", "plain")])
 @pytest.mark.parametrize("mode", ["all", "sched", "none", "phase1", "val"])
 def test_masking_fixture(fixtures, mode, kind, weighted):
     masking, criteria_data = load_npz(fixtures / "learning_masking.npz"), load_npz(fixtures / "learning_criteria.npz")
-    label = jnp.asarray(np.stack([criteria_data[f"hard/{task}"] for task in TASKS], axis=1), jnp.int32)
+    label = np.stack([criteria_data[f"hard/{task}"] for task in TASKS], axis=1).astype(np.int32)
     other, lam = None, None
     if kind == "soft":
-        other, lam = label[criteria_data["mix_perm"]], jnp.full(label.shape[0], float(criteria_data["mix_lam"]))
-    uniforms = jnp.asarray(np.stack([masking[f"u/{task}"] for task in TASKS], axis=1))
+        other, lam = label[criteria_data["mix_perm"]], np.full(label.shape[0], criteria_data["mix_lam"], np.float32)
+    uniforms = np.stack([masking[f"u/{task}"] for task in TASKS], axis=1)
     probability = {"all": 1.0, "sched": float(masking["p_sched"]), "none": 0.0}.get(mode)
-    null = null_mask(label, other, lam)
-    keep = loss_mask(null, probability=probability, uniforms=uniforms, phase1=mode == "phase1")
+    null = jax.jit(null_mask)(label, other, lam)
+    keep = np.asarray(kept(null, probability=probability, uniforms=uniforms, phase1=mode == "phase1"))
 
     case = f"{mode}/{kind}/{weighted}"
     if weighted == "plain":
         for k, task in enumerate(TASKS):
             np.testing.assert_array_equal(keep[:, k], masking[f"{case}/keep/{task}"])
-    logits = {task: jnp.asarray(criteria_data[f"logits/{task}"]) for task in TASKS}
-    criteria = {task: make_criterion("CrossEntropyLoss", num_classes=logits[task].shape[1]) for task in TASKS}
+    logits = {task: criteria_data[f"logits/{task}"] for task in TASKS}
     weights = {task: criteria_data[f"class_weight/{task}"] for task in TASKS} if weighted == "cw" else None
-    rows = jnp.ones(label.shape[0])
-    counts = label_counts(keep, rows)
+    ((value, means), gradient), counts = losses_and_gradient(
+        logits, label, other, lam, keep, weights, masking["task_weight"]
+    )
     np.testing.assert_array_equal(counts, masking[f"{case}/want_n"])
-
-    def total(logits):
-        sums = task_loss_sums(logits, label, other, lam, rows, keep, criteria, weights)
-        means = sums.numerator / jnp.maximum(counts, 1.0)
-        return jnp.sum(means * masking["task_weight"]), means
-
-    (value, means), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(logits)
     close(value, masking[f"{case}/want_total"])
     close(means, masking[f"{case}/want_task_mean"])
     for task in TASKS:
@@ -52,34 +64,35 @@ def test_masking_fixture(fixtures, mode, kind, weighted):
 
 
 def test_null_test_of_mixtures():
-    label, other = jnp.array([[0], [0], [3], [0], [3]]), jnp.array([[3], [3], [0], [0], [0]])
-    lam = jnp.array([0.51, 0.5, 0.5, 0.1, 0.4])
-    np.testing.assert_array_equal(null_mask(label, other, lam)[:, 0], [True, False, False, True, True])
-    np.testing.assert_array_equal(null_mask(label)[:, 0], [True, True, False, True, False])
+    label, other = jax.device_put((np.array([[0], [0], [3], [0], [3]]), np.array([[3], [3], [0], [0], [0]])))
+    lam = jax.device_put(np.array([0.51, 0.5, 0.5, 0.1, 0.4], np.float32))
+    mixed = np.asarray(jax.jit(null_mask)(label, other, lam))
+    np.testing.assert_array_equal(mixed[:, 0], [True, False, False, True, True])
+    np.testing.assert_array_equal(np.asarray(null_mask(label))[:, 0], [True, True, False, True, False])
     assert not np.any(null_mask(label, other, lam, null_possible=False))
 
 
 def test_probability_needs_uniforms():
     with pytest.raises(ValueError, match="inclusion_uniforms"):
-        loss_mask(jnp.ones((2, 1), bool), probability=0.5)
+        loss_mask(jax.device_put(np.ones((2, 1), bool)), probability=0.5)
 
 
 def test_inclusion_rates_within_binomial_bounds():
     rows, tasks = 100_000, 2
-    uniforms = inclusion_uniforms(jax.random.key(7), (rows,), tasks)
-    null = jnp.arange(rows)[:, None] % 2 == jnp.zeros((1, tasks), jnp.int32)
+    uniforms = uniforms_of(jax.random.key(7), (rows,), tasks)
+    null = np.broadcast_to(np.arange(rows)[:, None] % 2 == 0, (rows, tasks))
     for probability in (0.0, 0.03, 0.5, 1.0):
-        keep = np.asarray(loss_mask(null, probability=probability, uniforms=uniforms))
+        keep = np.asarray(kept(null, probability=probability, uniforms=uniforms))
         assert keep[1::2].all()
         bound = 4.5 * np.sqrt(probability * (1 - probability) / (rows / 2))
         np.testing.assert_array_less(np.abs(keep[::2].mean(axis=0) - probability), bound + 1e-12)
-    both = np.asarray(uniforms < 0.5)
+    both = np.asarray(uniforms) < 0.5
     assert abs((both[:, 0] & both[:, 1]).mean() - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / rows)
 
 
 def test_draws_depend_only_on_key_task_and_row():
     key = jax.random.key(1)
-    flat = inclusion_uniforms(key, (12,), 3)
-    np.testing.assert_array_equal(inclusion_uniforms(key, (3, 4), 3).reshape(12, 3), flat)
-    np.testing.assert_array_equal(inclusion_uniforms(key, (12,), 2), flat[:, :2])
+    flat = np.asarray(uniforms_of(key, (12,), 3))
+    np.testing.assert_array_equal(np.asarray(uniforms_of(key, (3, 4), 3)).reshape(12, 3), flat)
+    np.testing.assert_array_equal(uniforms_of(key, (12,), 2), flat[:, :2])
     np.testing.assert_array_equal(flat[:, 2], jax.random.uniform(jax.random.fold_in(key, 2), (12,)))

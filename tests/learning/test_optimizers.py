@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -43,8 +42,8 @@ def trajectory(section, start, grads, lr, name="blocks.0.weight"):
     """Parameters after each step of one weight, with the learning rate applied by the step."""
     info = Info(name, ("w",), start.shape)
     optimizer = build_optimizer(section, [info])
-    params = {"w": jnp.asarray(start)}
-    state = optimizer.transform.init(params)
+    params = {"w": start}
+    state = jax.jit(optimizer.transform.init)(params)
 
     @jax.jit
     def step(params, state, grad, lr):
@@ -53,9 +52,21 @@ def trajectory(section, start, grads, lr, name="blocks.0.weight"):
 
     found = []
     for grad in grads:
-        params, state = step(params, state, jnp.asarray(grad), jnp.float32(lr))
+        params, state = step(params, state, grad, np.float32(lr))
         found.append(np.asarray(params["w"]))
     return optimizer, np.stack(found)
+
+
+def first_update(optimizer, params, grads, rates):
+    """State before the first update, and what that adds to the parameters."""
+
+    @jax.jit
+    def update(params, grads):
+        state = optimizer.transform.init(params)
+        descent, _ = optimizer.transform.update(grads, state, params)
+        return state, optimizer.apply_learning_rates(descent, rates)
+
+    return update(params, grads)
 
 
 @pytest.mark.parametrize("form", ["nesterov", "plain"])
@@ -105,11 +116,16 @@ def test_elementwise_optimizers(golden, name):
 )
 def test_same_as_optax(golden, name, alias):
     tx = alias(1e-2)
-    params = jnp.asarray(golden["vec/p0"])
-    state, want = tx.init(params), []
+
+    @jax.jit
+    def step(params, state, grad):
+        updates, state = tx.update(grad, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = golden["vec/p0"]
+    state, want = jax.jit(tx.init)(params), []
     for grad in golden["vec/grads"]:
-        updates, state = tx.update(jnp.asarray(grad), state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = step(params, state, grad)
         want.append(np.asarray(params))
     _, found = trajectory(settings(name=name), golden["vec/p0"], golden["vec/grads"], 1e-2)
     np.testing.assert_allclose(found, np.stack(want), rtol=1e-6, atol=1e-7)
@@ -121,9 +137,7 @@ def test_newton_schulz_of_stacked_layers_is_per_layer():
     infos = [Info(f"blocks.{i}.weight", ("w",), (5, 4)) for i in range(3)]
     section = settings(name="muon", weight_decay=0.0, layer_decay=0.5)
     optimizer = build_optimizer(section, infos, layer_index=lambda name: int(name.split(".")[1]))
-    params = {"w": jnp.zeros((3, 5, 4))}
-    descent, _ = optimizer.transform.update({"w": jnp.asarray(stacked)}, optimizer.transform.init(params), params)
-    updates = optimizer.apply_learning_rates(descent, {"default": 1.0})
+    _, updates = first_update(optimizer, {"w": np.zeros_like(stacked)}, {"w": stacked}, {"default": 1.0})
     np.testing.assert_array_equal(optimizer.factor["w"].ravel(), [0.25, 0.5, 1.0])
     for i, grad in enumerate(stacked):
         _, alone = trajectory(settings(name="muon", weight_decay=0.0), 0 * grad, [grad], 0.5 ** (2 - i))
@@ -172,16 +186,14 @@ def test_groups_partition_first_match_frozen_and_rates(fixtures):
         node = params
         for part in p.path[:-1]:
             node = node.setdefault(part, {})
-        node[p.path[-1]] = jnp.ones(p.shape)
-    state = optimizer.transform.init(params)
-    descent, _ = optimizer.transform.update(jax.tree.map(jnp.ones_like, params), state, params)
-    updates = optimizer.apply_learning_rates(descent, {"biases": 0.1, "aux": 0.2, "default": 0.0})
+        node[p.path[-1]] = np.ones(p.shape, np.float32)
+    state, updates = first_update(optimizer, params, params, {"biases": 0.1, "aux": 0.2, "default": 0.0})
     assert not np.any(updates["stem"]["0"]["weight"])
     assert not np.any(updates["cls_token_1"])
     np.testing.assert_allclose(updates["stages"]["0"]["bias"], -0.1, rtol=1e-5)  # Adam's first step is the sign
     np.testing.assert_allclose(updates["head"]["taxa_L10"]["weight"], -0.2 * 1.9 * 1.2, rtol=1e-5)
     with pytest.raises(ValueError, match=r"\['aux', 'default'\]"):
-        optimizer.apply_learning_rates(descent, {"biases": 0.1})
+        optimizer.apply_learning_rates(updates, {"biases": 0.1})
     adam_state = state.inner_states["adamw"].inner_state[0].mu
     assert isinstance(adam_state["stem"]["0"]["weight"], optax.MaskedNode)  # no memory for frozen parameters
 
@@ -210,7 +222,7 @@ def test_layer_decay_factors():
     optimizer = build_optimizer(settings(layer_decay=0.5), infos, layer_index=depth.__getitem__)
     assert optimizer.factor == {"s": {"w": 0.125}, "b": {"w": 0.5}, "h": {"w": 1.0}}
     assert [row.lr_multiplier for row in optimizer.rows] == [0.125, 0.5, 1.0]
-    ones = {k: {"w": jnp.ones((2, 3))} for k in "sbh"}
+    ones = {k: {"w": np.ones((2, 3), np.float32)} for k in "sbh"}
     updates = optimizer.apply_learning_rates(ones, {"default": 0.1})
     np.testing.assert_allclose([updates[k]["w"][0, 0] for k in "sbh"], [-0.0125, -0.05, -0.1], rtol=1e-6)
 
@@ -244,47 +256,58 @@ def test_all_errors_at_once(fixtures):
 
 def test_everything_may_be_frozen():
     """Such a run changes nothing, and its event log says so."""
-    params, parameters = {"w": jnp.ones((3, 2))}, [Info("head.weight", ("w",), (3, 2))]
+    params, parameters = {"w": np.ones((3, 2), np.float32)}, [Info("head.weight", ("w",), (3, 2))]
     optimizer = build_optimizer(settings(groups={"all": {"filter": by_name(""), "frozen": True}}), parameters)
     assert {row.optimizer for row in optimizer.rows} == {"frozen"}
-    descent, _ = optimizer.transform.update(params, optimizer.transform.init(params), params)
-    updates = optimizer.apply_learning_rates(descent, {"all": 1.0, "default": 1.0})
+    _, updates = first_update(optimizer, params, params, {"all": 1.0, "default": 1.0})
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates))
 
 
 def test_clipping(golden):
+    @jax.jit
+    def clipped_by_norm(grads, limit):
+        norm = global_norm(grads)
+        return norm, *clip_norm(grads, norm, limit)
+
     for j in range(2):
-        grads = {str(i): jnp.asarray(golden[f"clip/{j}/in_{i}"]) for i in range(3)}
-        norm, limit = global_norm(grads), float(golden[f"clip/{j}/max"])
-        clipped, after = clip_norm(grads, norm, limit)
+        grads = {str(i): golden[f"clip/{j}/in_{i}"] for i in range(3)}
+        limit = float(golden[f"clip/{j}/max"])
+        norm, clipped, after = clipped_by_norm(grads, limit)
         np.testing.assert_allclose(norm, golden[f"clip/{j}/norm"], rtol=1e-6)
         np.testing.assert_allclose(after, min(float(norm), limit), rtol=1e-5)
         for i in range(3):
             np.testing.assert_allclose(clipped[str(i)], golden[f"clip/{j}/out_{i}"], rtol=1e-5, atol=1e-7)
     assert clip_norm(grads, norm, None) == (grads, norm)
-    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros((2,))}
-    grads = {"w": jnp.array([[3.0, 0.01]] * 4), "b": jnp.ones((2,))}
-    clipped = clip_units(grads, params, 0.1)
-    np.testing.assert_allclose(jnp.linalg.norm(clipped["w"], axis=0), [0.2, 0.02], rtol=1e-5)
+    params = {"w": np.ones((4, 2), np.float32), "b": np.zeros(2, np.float32)}
+    grads = {"w": np.array([[3.0, 0.01]] * 4, np.float32), "b": np.ones(2, np.float32)}
+    clipped = jax.jit(clip_units)(grads, params, 0.1)
+    np.testing.assert_allclose(np.linalg.norm(clipped["w"], axis=0), [0.2, 0.02], rtol=1e-5)
     assert clip_units(grads, params, None) is grads
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (3, 3, 4, 5)])
 def test_adaptive_clipping_of_stacked_layers_is_per_layer(shape):
     rng = np.random.default_rng(0)
-    grads, weights = (jnp.asarray(scale * rng.normal(size=(3, *shape)), jnp.float32) for scale in (5.0, 0.5))
-    weights *= jnp.asarray([1.0, 10.0, 100.0]).reshape(-1, *[1] * len(shape))
+    grads, weights = ((scale * rng.normal(size=(3, *shape))).astype(np.float32) for scale in (5.0, 0.5))
+    weights *= np.asarray([1.0, 10.0, 100.0], np.float32).reshape(-1, *[1] * len(shape))
     infos = [Info(f"blocks.{i}.weight", ("w",), shape) for i in range(3)]
     stacked = build_optimizer(settings(name="sgd"), infos)
-    found = clip_units({"w": grads}, {"w": weights}, 0.1, stacked.ndim)
     apart = build_optimizer(settings(name="sgd"), [Info(i.name, (i.name,), shape) for i in infos])
     one_by_one = [dict(zip([row.name for row in apart.rows], x, strict=True)) for x in (grads, weights)]
-    expected = clip_units(one_by_one[0], one_by_one[1], 0.1, apart.ndim)
-    np.testing.assert_array_equal(found["w"], jnp.stack(list(expected.values())))
-    assert not np.allclose(found["w"], clip_units({"w": grads}, {"w": weights}, 0.1)["w"])
+
+    @jax.jit
+    def clipped(grads, weights, one_by_one):
+        grads, weights = {"w": grads}, {"w": weights}
+        expected = clip_units(one_by_one[0], one_by_one[1], 0.1, apart.ndim)
+        layers, whole = clip_units(grads, weights, 0.1, stacked.ndim), clip_units(grads, weights, 0.1)
+        return layers["w"], list(expected.values()), whole["w"]
+
+    found, expected, together = clipped(grads, weights, one_by_one)
+    np.testing.assert_array_equal(found, expected)
+    assert not np.allclose(found, together)
 
 
 def test_average_warms_up():
-    ema, params = {"w": jnp.zeros(3)}, {"w": jnp.ones(3)}
-    np.testing.assert_allclose(ema_update(ema, params, 0.999, 0)["w"], 0.9, rtol=1e-6)
-    np.testing.assert_allclose(ema_update(ema, params, 0.999, 10**6)["w"], 0.001, rtol=1e-4)
+    ema, params, update = {"w": np.zeros(3, np.float32)}, {"w": np.ones(3, np.float32)}, jax.jit(ema_update)
+    np.testing.assert_allclose(update(ema, params, 0.999, 0)["w"], 0.9, rtol=1e-6)
+    np.testing.assert_allclose(update(ema, params, 0.999, 10**6)["w"], 0.001, rtol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -29,11 +30,11 @@ def registry(monkeypatch):
 def columns():
     """What a batch brings besides labels."""
     return {
-        "row": jnp.arange(100, 100 + ROWS, dtype=jnp.int32),
-        "group": jnp.full(ROWS, -1, jnp.int32),
-        "meta": jnp.arange(ROWS * 3, dtype=jnp.float32).reshape(ROWS, 3),
-        "meta_valid": jnp.asarray([[True, i % 2 == 0] for i in range(ROWS)]),
-        "subsets": jnp.asarray([[0], [1], [1], [-1], [0], [1]], jnp.int32),
+        "row": np.arange(100, 100 + ROWS, dtype=np.int32),
+        "group": np.full(ROWS, -1, np.int32),
+        "meta": np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3),
+        "meta_valid": np.asarray([[True, i % 2 == 0] for i in range(ROWS)]),
+        "subsets": np.asarray([[0], [1], [1], [-1], [0], [1]], np.int32),
     }
 
 
@@ -63,7 +64,8 @@ def test_a_metric_sees_rows_metadata_and_subsets(registry):
 
     registry("known_place", look)
     extras = PhaseExtras(custom=custom.registered("val", {}), kinds=("place",))
-    values = summarise(jax.device_get(sums(extras)), TASKS, extras)
+    found, seen = jax.device_get(jax.jit(lambda: (sums(extras), seen))())
+    values = summarise(found, TASKS, extras)
     assert values["known_place"] == pytest.approx(3 / 5)
     for name in ("row", "group", "meta", "meta_valid"):
         np.testing.assert_array_equal(seen[name], columns()[name])
@@ -74,12 +76,13 @@ def test_a_metric_sees_rows_metadata_and_subsets(registry):
 
 def test_subsets_of_ones_own_are_counted():
     extras = PhaseExtras(subsets={"place": ("wood", "lake")}, kinds=("place",))
-    values = summarise(jax.device_get(sums(extras)), TASKS, extras)
+    found = jax.device_get(jax.jit(lambda: sums(extras))())
+    values = summarise(found, TASKS, extras)
     assert values["subset/place/wood/count"] == values["subset/place/lake/count"] == 2  # padding and -1 nowhere
     assert values["subset/place/wood/acc1_taxa_L10"] == 50.0  # rows 0 right, 4 wrong
     assert values["subset/place/lake/acc1_taxa_L20"] == 50.0  # row 1 right, 2 wrong
     empty = {name: (x.shape, x.dtype) for name, x in empty_sums(TASKS, extras).items()}
-    assert {name: (x.shape, x.dtype) for name, x in sums(extras).items()} == empty
+    assert {name: (x.shape, x.dtype) for name, x in found.items()} == empty
 
 
 def test_without_them_nothing_is_traced():
@@ -124,10 +127,11 @@ def test_every_metric_of_a_phase_is_in_the_table():
     """What a phase reports can be monitored, and nothing else."""
     ancestors = tuple(np.tile(np.arange(3)[:, None], (1, 2 - t)) for t in range(2))
     extras = PhaseExtras(ancestors=ancestors, confidence=True)
-    label = jnp.asarray([[1, 1], [0, 1], [2, 0], [1, 2]], jnp.int32)
-    logits = {task: jnp.eye(3)[jnp.asarray([1, 1, 0, 1])] for task in TASKS}
-    loss = jnp.ones((4, 2))
-    found = batch_sums(logits, label, jnp.ones(4), loss, loss[:, 0], null_possible=True, extras=extras)
+    label = np.asarray([[1, 1], [0, 1], [2, 0], [1, 2]], np.int32)
+    logits = {task: np.eye(3, dtype=np.float32)[[1, 1, 0, 1]] for task in TASKS}
+    weight, loss = np.ones(4, np.float32), np.ones((4, 2), np.float32)
+    measure = jax.jit(functools.partial(batch_sums, null_possible=True, extras=extras))
+    found = measure(logits, label, weight, loss, loss[:, 0])
     values = summarise(jax.device_get(found), TASKS, extras, np.asarray([[0.5, -0.4]] * 4, np.float32))
     others = {"loss", "epoch_duration_sec", "avg_samples_per_sec"}  # of the evaluation and of the tracker
     assert values.keys() | others == table.keys("val", TASKS).keys()

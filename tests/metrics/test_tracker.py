@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -20,16 +21,15 @@ from tests.metrics.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 PHASES = ("train", "val", "val_mask_meta", "val_mask_TEMPORAL")
+sums_of = jax.jit(functools.partial(batch_sums, null_possible=True))
 
 
 def some_values(seed: int) -> dict[str, float]:
     """Results of a phase, as of `summarise`."""
     rng = np.random.default_rng(seed)
-    logits = {task: jnp.asarray(rng.normal(size=(12, 4)), jnp.float32) for task in TASKS}
-    label, loss = jnp.asarray(rng.integers(0, 4, (12, 2)), jnp.int32), jnp.ones((12, 2))
-    values = summarise(
-        jax.device_get(batch_sums(logits, label, jnp.ones(12), loss, loss[:, 0], null_possible=True)), TASKS
-    )
+    logits = {task: rng.normal(size=(12, 4)).astype(np.float32) for task in TASKS}
+    label, weight, loss = rng.integers(0, 4, (12, 2), np.int32), np.ones(12, np.float32), np.ones((12, 2), np.float32)
+    values = summarise(jax.device_get(sums_of(logits, label, weight, loss, loss[:, 0])), TASKS)
     return {"loss": values["loss_unweighted"], **values}
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -71,4 +70,5 @@ def relative_difference(a: Any, b: Any, start: Any) -> float:
 
 
 def largest_update(a: Any, start: Any) -> float:
-    return max(float(jnp.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(start), strict=True))
+    pairs = zip(jax.tree.leaves(jax.device_get(a)), jax.tree.leaves(jax.device_get(start)), strict=True)
+    return max(float(np.abs(x - y).max()) for x, y in pairs)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from linnaeus_jax.debugging.event_log import EventFacts, event_log_probes
@@ -32,6 +31,7 @@ SGD = {
     "lr_scheduler__warmup_steps": 0,
     "lr_scheduler__warmup_epochs": 0.0,
     "schedule__validation__interval_epochs": 1,
+    "aug__hflip_prob": 0.0,
 }
 TRUNK = toy.starting("stem", "aggregate")
 
@@ -45,12 +45,16 @@ def first_update(program, inputs):
     """State, batch, targets and counts of update 0."""
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
-        batch = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
+        batch = {name: np.asarray(x) for name, x in next(loader)[1].items()}
     return state, batch, *jax.jit(program.objective.build_targets)(batch, state.step)
 
 
 def heads_of(tree):
     return {name: part for name, part in tree.items() if name.startswith("head.")}
+
+
+def norm_of(tree):
+    return np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(tree)))
 
 
 class Events:
@@ -90,8 +94,9 @@ def test_only_what_trains_counts(tmp_path):
     names = [row.name for row in rows if row.name.startswith("head.")]
     after, (out,) = run_updates(program, inputs, placement, 1)
 
-    norm = optax.tree.norm(heads_of(grads))
-    assert norm < 0.9 * optax.tree.norm(grads)
+    after, state, grads = jax.device_get((after, state, grads))
+    norm = norm_of(heads_of(grads))
+    assert norm < 0.9 * norm_of(grads)
     np.testing.assert_allclose(out.grad_norm, norm, rtol=1e-5)
     np.testing.assert_allclose(out.statistics.grad_norm, norm, rtol=1e-5)
     np.testing.assert_allclose(out.clipped_norm, limit, rtol=1e-3)
@@ -100,7 +105,7 @@ def test_only_what_trains_counts(tmp_path):
         if name.startswith("head."):
             moved = jax.tree.map(lambda p, g: p - rate * limit / (norm + 1e-6) * g, start, grads[name])
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), after.params[name], moved)
-            assert np.any(np.asarray(after.ema[name]["kernel"]) != np.asarray(start["kernel"]))
+            assert np.any(after.ema[name]["kernel"] != start["kernel"])
         else:
             jax.tree.map(np.testing.assert_array_equal, after.params[name], start)
             jax.tree.map(np.testing.assert_array_equal, after.ema[name], start)

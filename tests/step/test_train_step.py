@@ -51,16 +51,25 @@ def sgd_config(directory: Path, **overrides):
     return tiny_config(directory, **{**SGD, **overrides})
 
 
-def test_two_devices_make_the_same_updates(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    """State of the toy at the start and after three updates, and the outputs of each."""
+    directory = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        toy.register(patch)
+        program, inputs, placement = build(sgd_config(directory, **TOY), directory)
+        start = jax.device_get(initial_state(program))
+        after, outputs = run_updates(program, inputs, placement, 3)
+    return start, jax.device_get(after), outputs
+
+
+def test_two_devices_make_the_same_updates(on_one_device, tmp_path, monkeypatch):
     """Real models are tried on 1 and 8 devices below, on 2 in test_two_processes.py."""
     toy.register(monkeypatch)
-    states = {}
-    for devices in (1, 2):
-        program, inputs, placement = build(sgd_config(tmp_path, **TOY), tmp_path, devices)
-        start = jax.device_get(initial_state(program).params)
-        states[devices] = jax.device_get(run_updates(program, inputs, placement, 3)[0].params)
-    assert largest_update(states[1], start) >= 0.1
-    assert relative_difference(states[2], states[1], start) <= BOUND
+    start, alone, _ = on_one_device
+    both = jax.device_get(run_updates(*build(sgd_config(tmp_path, **TOY), tmp_path, devices=2), 3)[0])
+    assert largest_update(alone.params, start.params) >= 0.1
+    assert relative_difference(both.params, alone.params, start.params) <= BOUND
 
 
 def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
@@ -69,18 +78,20 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
         _, update = next(loader)
+
+    @jax.jit
+    def sums(batch):
+        targets, counts = program.objective.build_targets(batch, state.step)
+        return grad_sums(program.objective, state.params, {}, batch, targets, counts, jnp.ones(3), jnp.int32(0))
+
     gradients = []
     for micro_batches in (1, 2):
         batch = {
-            name: jnp.asarray(np.asarray(x).reshape(micro_batches, 16 // micro_batches, *np.asarray(x).shape[2:]))
+            name: np.asarray(x).reshape(micro_batches, 16 // micro_batches, *np.asarray(x).shape[2:])
             for name, x in update.items()
         }
-        batch["partner"] = jnp.broadcast_to(jnp.arange(16 // micro_batches), batch["partner"].shape)
-        targets, counts = program.objective.build_targets(batch, state.step)
-        sums = jax.jit(lambda p, b, t, c: grad_sums(program.objective, p, {}, b, t, c, jnp.ones(3), jnp.int32(0)))(
-            state.params, batch, targets, counts
-        )
-        gradients.append(jax.device_get(sums))
+        batch["partner"] = np.broadcast_to(np.arange(16 // micro_batches, dtype=np.int32), batch["partner"].shape)
+        gradients.append(jax.device_get(sums(batch)))
     zero = jax.tree.map(np.zeros_like, gradients[0].grads)
     assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
     np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
@@ -90,32 +101,31 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
 
 def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
     toy.register(monkeypatch)
-    toy_model = {"model__type": "toy", "model__variant": "statistics", "data__batch_size": 8}
-    program, inputs, _ = build(sgd_config(tmp_path, **toy_model, train__accumulation_steps=2), tmp_path)
+    toy_model = {"model__type": "toy", "model__variant": "statistics", "aug__hflip_prob": 0.0}
+    toy_model |= {"data__batch_size": 8, "train__accumulation_steps": 2}
+    program, inputs, _ = build(sgd_config(tmp_path, **toy_model), tmp_path)
     state = initial_state(program)
     with inputs.train_loader(0, 1) as loader:
-        update = {name: jnp.asarray(x) for name, x in next(loader)[1].items()}
-    padding = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), update)
-    padded = jax.tree.map(lambda x, zero: jnp.concatenate([x, zero]), update, padding)
+        update = {name: np.asarray(x) for name, x in next(loader)[1].items()}
+    padding = jax.tree.map(lambda x: np.zeros_like(x[:1]), update)
+    padded = jax.tree.map(lambda x, zero: np.concatenate([x, zero]), update, padding)
 
     @functools.partial(jax.jit, compiler_options=LIKE_USERS)
     def sums(batch, model_state):
         targets, counts = program.objective.build_targets(batch, state.step)
-        return grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
+        found = grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
+        return found.measured.model_state, found.grads
 
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
-    jax.tree.map(np.testing.assert_array_equal, found.measured.model_state, expected.measured.model_state)
-    jax.tree.map(np.testing.assert_array_equal, found.grads, expected.grads)
-    nothing = sums(jax.tree.map(lambda x: jnp.concatenate([x, x]), padding), state.model_state)
-    jax.tree.map(np.testing.assert_array_equal, nothing.measured.model_state, state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    nothing = sums(jax.tree.map(lambda x: np.concatenate([x, x]), padding), state.model_state)
+    jax.tree.map(np.testing.assert_array_equal, nothing[0], state.model_state)
     # BatchNorm with momentum 0.5: the batch's statistics weigh a half each time
     micro = [jax.tree.map(lambda x, i=i: x[i : i + 1], update) for i in range(2)]
-    alone = [jax.tree.map(lambda *parts: jnp.concatenate(parts), one, padding) for one in micro]
+    alone = [jax.tree.map(lambda *parts: np.concatenate(parts), one, padding) for one in micro]
     only = [sums(batch, state.model_state) for batch in alone]
-    start, first, second = (
-        x["batch_stats"]["final_norm"] for x in (state.model_state, *(o.measured.model_state for o in only))
-    )
-    both = expected.measured.model_state["batch_stats"]["final_norm"]
+    states = state.model_state, *(moved for moved, _ in (*only, expected))
+    start, first, second, both = (x["batch_stats"]["final_norm"] for x in jax.device_get(states))
     for name in ("mean", "var"):
         np.testing.assert_allclose(
             both[name], 0.5 * first[name] + second[name] - 0.5 * start[name], rtol=1e-5, atol=1e-6
@@ -187,7 +197,7 @@ def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
     program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
     state = initial_state(program, placement.replicated)
     bad = dict(state.params)
-    bad["aggregate"] = jax.tree.map(lambda x: x * jnp.nan, bad["aggregate"])
+    bad["aggregate"] = jax.tree.map(lambda x: np.full_like(x, np.nan), bad["aggregate"])
     state = state.replace(params=bad)
     after, outputs = run_updates(program, inputs, placement, 2, state=state)
     assert not outputs[0].finite
@@ -224,30 +234,26 @@ def test_one_and_eight_devices(tmp_path, family):
         assert found["share"] <= 0.25
 
 
-def test_the_names_of_ranks_and_their_order_change_nothing(tmp_path, monkeypatch):
+def test_the_names_of_ranks_and_their_order_change_nothing(on_one_device, tmp_path, monkeypatch):
     """JAX sorts the keys of a dict; the columns of labels, losses and metrics stay those of their ranks."""
     toy.register(monkeypatch)
-    outputs = {}
-    for name, tasks in {"levels": TASKS, "own": ("taxa_fine", "taxa_coarse", "taxa_a-kind")}.items():
-        config = sgd_config(tmp_path / name, **TOY)
-        of = dict(zip(TASKS, tasks, strict=True))
-        with h5py.File(config.data.h5.labels_path, "r+") as file, config.unlocked():
-            for old, new in of.items():
-                file.move(old, new) if new != old else None
-            config.data.task_keys_h5 = tasks
-            config.schedule.mixup.group_levels = tuple(of[task] for task in config.schedule.mixup.group_levels)
-            config.metrics.null_vs_non_null_tasks = tasks
-        program, inputs, placement = build(config, tmp_path)
-        if name == "levels":
-            start = jax.device_get(initial_state(program))
-        params = {head_of(key, of): value for key, value in start.params.items()}
-        state = initial_state(program).replace(params=params)
-        outputs[name] = run_updates(program, inputs, placement, 1, state=state)[1][0]
-    assert (outputs["own"].task_losses == outputs["levels"].task_losses).all()
-    for own, level in zip(
-        jax.tree.leaves(outputs["own"].statistics), jax.tree.leaves(outputs["levels"].statistics), strict=True
-    ):
-        np.testing.assert_array_equal(own, level)
+    start, _, (levels, *_) = on_one_device
+    config, tasks = sgd_config(tmp_path, **TOY), ("taxa_fine", "taxa_coarse", "taxa_a-kind")
+    of = dict(zip(TASKS, tasks, strict=True))
+    with h5py.File(config.data.h5.labels_path, "r+") as file, config.unlocked():
+        for old, new in of.items():
+            file.move(old, new)
+        config.data.task_keys_h5 = tasks
+        config.schedule.mixup.group_levels = tuple(of[task] for task in config.schedule.mixup.group_levels)
+        config.metrics.null_vs_non_null_tasks = tasks
+    program, inputs, placement = build(config, tmp_path)
+    params = {head_of(key, of): value for key, value in start.params.items()}
+    state = initial_state(program).replace(params=params)
+    own = run_updates(program, inputs, placement, 1, state=state)[1][0]
+    assert (own.task_losses == levels.task_losses).all()
+    leaves = jax.tree.leaves(own.statistics), jax.tree.leaves(levels.statistics)
+    for one, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def head_of(name: str, tasks: dict[str, str]) -> str:
