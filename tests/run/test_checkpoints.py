@@ -163,7 +163,11 @@ def test_a_save_compiles_no_slices_of_small_arrays_that_every_device_holds(opene
     everywhere = jax.device_put(state(2.5), Placement(jax.devices()).replicated)
     assert len(everywhere["params"]["kernel"].sharding.device_set) > 1
     compiled = []
-    listener = lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
+
+    def listener(event: str, duration_secs: float, **_: str | int) -> None:
+        if "backend_compile" in event:
+            compiled.append(event)
+
     jax.monitoring.register_event_duration_secs_listener(listener)
     checkpoints = opened()
     try:
