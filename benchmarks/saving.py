@@ -1,6 +1,7 @@
 """What a part of saving costs or gains: the time that the loop waits, work in the background, restoring.
 
-    python -m benchmarks.saving [--without digests|syncing] [--model mFormerV1-sm] [--pairs 10] [--directory DIR]
+    python -m benchmarks.saving [--without digests|syncing|whole_copies] [--model mFormerV1-sm] [--pairs 10]
+                               [--directory DIR]
 
 The state is that of a run with AdamW and a moving average, filled with noise, saved and restored by what a run uses,
 alternately as it is and without one part of it. `ratio` is the time without over the time with it, `control` that of

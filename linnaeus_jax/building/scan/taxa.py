@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -86,8 +85,6 @@ def read_taxa(file: LabelFile, tasks: Sequence[str], findings: Findings) -> Taxa
 
 def _names(file: LabelFile, classes: dict[str, NDArray[np.int64]], findings: Findings) -> TaxonNames:
     """The names of the classes; of the ranks whose names cannot be read, none, with a finding."""
-    with suppress(ValueError):  # of which rank, is seen below
-        return read_taxon_names([str(file.path)], classes)
     no_names = read_taxon_names([], classes)
     name, common_name = dict(no_names.name), dict(no_names.common_name)
     for task, ids in classes.items():
