@@ -7,7 +7,6 @@ python -m docs.make_results
 from __future__ import annotations
 
 import json
-import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -15,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
-from benchmarks.common import RESULTS
 from benchmarks.real import figures
 from benchmarks.real.rows import IDEAS, ROWS
 from benchmarks.real.sets import SETS, SPLITS
+from benchmarks.real.summary import SUMMARY, Results, device_of, from_nothing, results, summary
+from docs.results_pictures import draw, draw_minutes
 
 FOLDER = Path(__file__).parent
-REAL = RESULTS / "real"
-SUMMARY = REAL / "summary.json"
 PAGE, CURVES = FOLDER / "results.md", FOLDER / "pictures" / "risk_coverage.png"
 IDEAS_PAGE = FOLDER / "ideas.md"
 FROM_NOTHING, MINUTES = FOLDER / "from_nothing.md", CURVES.with_name("minutes.png")
@@ -57,104 +55,6 @@ DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2", "full-lite2")
 
 WIDTH = 139  # characters of a line of text
 
-Results = dict[str, dict[str, list[dict[str, Any]]]]  # split -> row -> one for each seed
-
-
-def results() -> Results:
-    """All results, in the order of `SPLITS` and `ROWS`."""
-    found: Results = {}
-    for split in SPLITS:
-        for row in ROWS:
-            seeds = sorted((REAL / split).glob(f"{row}-[0-9]*.json"), key=lambda path: int(path.stem.split("-")[-1]))
-            for path in seeds:
-                if path.stem.rpartition("-")[0] == row:
-                    found.setdefault(split, {}).setdefault(row, []).append(json.loads(path.read_text()))
-    return found
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and sample deviation; None for the deviation of one value."""
-    deviation = round(statistics.stdev(values), 5) if len(values) > 1 else None
-    return {"mean": round(statistics.fmean(values), 5), "deviation": deviation}
-
-
-def summary(found: Results) -> dict[str, Any]:
-    """Means over the seeds of every number that a table holds."""
-    data = {split: {row: _row(seeds) for row, seeds in rows.items()} for split, rows in found.items()}
-    for split, rows in found.items():
-        for row in IDEAS:
-            if row in rows and compared_with(row) in rows and compared_with(row) != row:
-                data[split][row]["beside"] = beside(rows[compared_with(row)], rows[row])
-    return data
-
-
-def compared_with(row: str) -> str:
-    """The row that an idea changes one thing of."""
-    return "idea-hidden-left-out" if row.startswith("idea-hidden") else "idea-plain"
-
-
-def beside(base: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Gains over another row, rank -> mean and deviation over the seeds that both have, and whether they are noise.
-
-    They are where their mean is within two standard errors of 0.
-    """
-    of = {one["seed"]: one["figures"]["raw"] for one in base}
-    both = [(of[one["seed"]], one["figures"]["raw"]) for one in seeds if one["seed"] in of]
-    found: dict[str, Any] = {}
-    for rank in both[0][0] if both else ():
-        gain = spread([mine[rank]["accuracy"] - other[rank]["accuracy"] for other, mine in both])
-        error = None if gain["deviation"] is None else gain["deviation"] / len(both) ** 0.5
-        found[rank] = gain | {"noise": None if error is None else abs(gain["mean"]) <= 2 * error}
-    return found
-
-
-def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
-    first = seeds[0]["figures"]
-    out: dict[str, Any] = {"seeds": [one["seed"] for one in seeds], "title": seeds[0]["row_title"]}
-    if (device := device_of(seeds)) != "cpu":
-        out["device"] = device
-
-    def over(path: Iterable[str | int]) -> dict[str, Any]:
-        values = []
-        for one in seeds:
-            node: Any = one
-            for key in path:
-                node = node[key]
-            values.append(float(node))
-        return spread(values)
-
-    for kind in (*figures.KINDS, "summed", "adjusted"):
-        if all(kind in one["figures"] for one in seeds):
-            out[kind] = {
-                rank: {name: over(("figures", kind, rank, name)) for name in values}
-                for rank, values in first[kind].items()
-            }
-    if "conformal" in first:
-        out["conformal"] = {
-            "coverage": over(("figures", "conformal", "coverage")),
-            "answered": {
-                rank: over(("figures", "conformal", "answered", rank)) for rank in first["conformal"]["answered"]
-            },
-        }
-    out["by_count"] = [
-        {"from": each["from"], "rows": each["rows"], "accuracy": each["accuracy"]} for each in first["by_count"]
-    ]
-    out["pictures"] = seeds[0]["pictures"]
-    costs = [one["cost"] for one in seeds if one["cost"]["cpu_minutes"] is not None]
-    out["cost"] = {name: spread([one[name] for one in costs]) for name in (costs or [{}])[0]}
-    before = [one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds]
-    out["before"] = {"cpu_minutes": spread([max(before)])}
-    if "latency" in seeds[0]:
-        out["latency"] = seeds[0]["latency"]
-    if "bundle_mb" in seeds[0]:
-        out["bundle_mb"] = over(("bundle_mb",))
-    return out
-
-
-def device_of(seeds: list[dict[str, Any]]) -> str:
-    """What a row was trained on, as JAX calls it."""
-    return next(iter(seeds[0]["machine"]["devices"]), "cpu")
-
 
 def titled(row: str, one: Mapping[str, Any]) -> str:
     """A row's title, with the device where that is none of a CPU."""
@@ -176,11 +76,6 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """As Markdown."""
     rows = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(f"| {' | '.join(line)} |" for line in lines)]
     return "\n".join(rows) + "\n"
-
-
-def from_nothing(row: str) -> bool:
-    """Whether it begins without weights, so that it stands on a page of its own."""
-    return not ROWS[row].trunks
 
 
 def nothing_tables(data: Mapping[str, Any], found: Results) -> str:
@@ -462,60 +357,6 @@ def with_table(readme: str, data: Mapping[str, Any]) -> str:
     first, last = MARK.format("begin"), MARK.format("end")
     before, rest = readme.split(first)
     return f"{before}{first}\n{first_table(data)}\n{last}{rest.split(last)[1]}"
-
-
-def draw(found: Results) -> Figure:
-    """Risk over coverage at the finest rank, the first seed of every row."""
-    from matplotlib.figure import Figure
-
-    from linnaeus_jax.metrics.judged import coverage_and_risk
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
-    splits = [split for split in ("grocery", "plants", "leaf") if split in found]
-    for place, split in enumerate(splits):
-        axes = figure.add_subplot(1, len(splits), place + 1)
-        for row, seeds in found[split].items():
-            if row in IDEAS or from_nothing(row):
-                continue
-            arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
-            kind = "paths" if "paths/predicted" in arrays else "raw"
-            coverage, risk = coverage_and_risk(figures.unpacked(arrays, kind), 0)
-            axes.plot(100 * coverage, 100 * risk, label=ROWS[row].title.replace(" (scikit-learn)", ""))
-        axes.set(title=SETS[split].title, xlabel="answered %", ylabel="errors among them %" if not place else None)
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0)
-        axes.grid(alpha=0.3)
-    figure.axes[-1].legend(fontsize="x-small")
-    return figure
-
-
-def draw_minutes(found: Results) -> Figure:
-    """Accuracy of the validation rows over minutes of training from nothing, the first seed of every row."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
-    curves = {
-        split: {row: seeds[0]["curve"] for row, seeds in rows.items() if "curve" in seeds[0]}
-        for split, rows in found.items()
-    }
-    splits = [split for split, rows in curves.items() if rows]
-    devices = {split: found[split][next(iter(curves[split]))][0]["machine"]["devices"][0] for split in splits}
-    for place, split in enumerate(splits):
-        axes = figure.add_subplot(1, len(splits), place + 1)
-        for row, points in curves[split].items():
-            axes.plot(
-                [x for x, _ in points], [100 * y for _, y in points], label=ROWS[row].title.replace(" from nothing", "")
-            )
-        axes.set(
-            title=SETS[SPLITS[split][0]].title,
-            xlabel="CPU-minutes" if devices[split] == "cpu" else f"minutes on one {devices[split]}",
-            ylabel="validation accuracy %" if not place else None,
-        )
-        axes.set_xlim(0)
-        axes.set_ylim(0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="x-small")
-    return figure
 
 
 def main() -> None:

@@ -153,7 +153,8 @@ def server(workspace: Path) -> Image.Image:
 
 def risk_coverage(_: Path) -> Image.Image:
     """The curves of the page on results; `python -m docs.make_results` draws them, too."""
-    from docs.make_results import draw, results
+    from benchmarks.real.summary import results
+    from docs.results_pictures import draw
 
     buffer = io.BytesIO()
     draw(results()).savefig(buffer)
@@ -162,7 +163,8 @@ def risk_coverage(_: Path) -> Image.Image:
 
 def minutes(_: Path) -> Image.Image:
     """The curves of the page on training from nothing."""
-    from docs.make_results import draw_minutes, results
+    from benchmarks.real.summary import results
+    from docs.results_pictures import draw_minutes
 
     buffer = io.BytesIO()
     draw_minutes(results()).savefig(buffer)

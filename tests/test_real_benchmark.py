@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.real import figures, making
+from benchmarks.real import figures, making, summary
 from benchmarks.real.__main__ import checked_rows, expected_minutes, main
 from benchmarks.real.rows import ROWS, TRUNKS
 from benchmarks.real.sets import FISH_COUNTS, SETS, SPLITS, PublicSet, Rows, read
@@ -27,7 +27,7 @@ from tests import forks
 from tests.extending.common import train_resume_evaluate
 from tests.metrics.plugins import forget_plugins
 
-RESULTS = sorted(make_results.REAL.glob("*/*.json"))
+RESULTS = sorted(summary.REAL.glob("*/*.json"))
 
 
 # ---- readers and splits
@@ -328,10 +328,10 @@ def test_every_result_has_the_figures_of_its_rows():
 
 
 def test_the_page_is_what_the_results_say():
-    found = make_results.results()
-    data = make_results.summary(found)
+    found = summary.results()
+    data = summary.summary(found)
     assert len([one for rows in found.values() for seeds in rows.values() for one in seeds]) == len(RESULTS)
-    assert json.loads(make_results.SUMMARY.read_text()) == data, "write it anew with python -m docs.make_results"
+    assert json.loads(summary.SUMMARY.read_text()) == data, "write it anew with python -m docs.make_results"
     pages = {
         make_results.PAGE: make_results.text(data, found),
         make_results.IDEAS_PAGE: make_results.ideas_text(data),
@@ -347,22 +347,22 @@ def test_gains_within_two_standard_errors_are_noise():
             {"seed": number, "figures": {"raw": {"fine": {"accuracy": share}}}} for number, share in enumerate(shares)
         ]
 
-    clear = make_results.beside(seeds(0.70, 0.71, 0.72), seeds(0.75, 0.762, 0.768))["fine"]
+    clear = summary.beside(seeds(0.70, 0.71, 0.72), seeds(0.75, 0.762, 0.768))["fine"]
     assert (clear["mean"], clear["noise"]) == (0.05, False)
-    assert make_results.beside(seeds(0.70, 0.71, 0.72), seeds(0.73, 0.70, 0.73))["fine"]["noise"]
-    assert make_results.beside(seeds(0.70), seeds(0.73, 0.70))["fine"] == {
+    assert summary.beside(seeds(0.70, 0.71, 0.72), seeds(0.73, 0.70, 0.73))["fine"]["noise"]
+    assert summary.beside(seeds(0.70), seeds(0.73, 0.70))["fine"] == {
         "mean": 0.03,
         "deviation": None,
         "noise": None,
     }
-    assert make_results.beside([], seeds(0.7)) == {}
+    assert summary.beside([], seeds(0.7)) == {}
 
 
 def test_the_table_of_readme_is_what_the_results_say():
     readme = make_results.README.read_text()
-    assert readme == make_results.with_table(readme, json.loads(make_results.SUMMARY.read_text()))
+    assert readme == make_results.with_table(readme, json.loads(summary.SUMMARY.read_text()))
     assert readme.count("%") > readme.replace(
-        make_results.first_table(json.loads(make_results.SUMMARY.read_text())), ""
+        make_results.first_table(json.loads(summary.SUMMARY.read_text())), ""
     ).count("%")
 
 
@@ -376,7 +376,7 @@ def numbers(node: object) -> set[float]:
 
 
 def test_every_number_of_the_page_stands_in_a_file():
-    known = numbers(json.loads(make_results.SUMMARY.read_text()))
+    known = numbers(json.loads(summary.SUMMARY.read_text()))
     said = {f"{scale * value:.{digits}f}" for value in known for scale in (1, 100) for digits in (0, 1, 3)}
     text = re.sub(r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)", "", make_results.PAGE.read_text())
     decimals = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text.split("## Accuracy")[1])
