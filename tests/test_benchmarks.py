@@ -337,7 +337,7 @@ def test_durations_are_those_of_the_reports(tmp_path: Path, monkeypatch: pytest.
 def test_serving_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     write_bundle(small_bundle(), tmp_path / "bundle")
-    small = ["--pictures=24", "--size", "60", "48", "--pairs=2", "--clients=2", "--together=4", "--seconds=0.5"]
+    small = ["--pictures=24", "--size", "60", "48", "--pairs=2", "--clients=2", "--together=4", "--seconds=0.2"]
     monkeypatch.setattr(sys, "argv", ["serving", str(tmp_path / "bundle"), *small])
     importlib.import_module("benchmarks.serving").main()
     rows = json.loads((tmp_path / "serving.json").read_text())["rows"]

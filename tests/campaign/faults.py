@@ -32,6 +32,7 @@ import numpy as np
 
 from linnaeus_jax.run.checkpoints import Checkpoints
 from tests.campaign.case import Case, Ended, Outcome, run_program
+from tests.forks import MAIN, call
 from tests.tiny import write_tiny_data
 
 HERE = Path(__file__).parent
@@ -138,8 +139,11 @@ def _result(run: Path) -> tuple[list[Any], list[Any]]:
 
 
 def train(config: Path, run: Path, env: Mapping[str, str] | None = None, *, prefix: tuple[str, ...] = ()) -> Ended:
-    """One start of a run."""
-    command = [*prefix, sys.executable, "-m", "linnaeus_jax.main", f"--config={config}", f"--workdir={run}"]
+    """One start of a run; a process of its own imports everything only where that differs from other processes."""
+    arguments = (f"--config={config}", f"--workdir={run}")
+    if not env and not prefix:
+        return call(MAIN, arguments, config.with_name("said"), seconds=SECONDS, directory=REPOSITORY)
+    command = [*prefix, sys.executable, "-m", MAIN, *arguments]
     return run_program(command, seconds=SECONDS, cwd=REPOSITORY, env={**os.environ, **(env or {})})
 
 

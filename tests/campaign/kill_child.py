@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import tensorboard.summary.writer.event_file_writer  # noqa: F401  # loaded once, by the process that forks, as is wandb
 import wandb  # noqa: F401
@@ -41,6 +42,7 @@ def train(overrides: dict[str, Any], data: Path, workdir: Path, output: Path, mo
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    jax.config.update("jax_num_cpu_devices", 1)  # half of the time of compiling
     toy.register(pytest.MonkeyPatch())
     for name, (owner, function) in MOMENTS.items():
         setattr(owner, function, _told(getattr(owner, function), name, moments))

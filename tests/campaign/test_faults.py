@@ -9,6 +9,12 @@ import pytest
 from tests.campaign import faults
 
 
+@pytest.fixture(autouse=True)
+def of_one_device(monkeypatch):
+    """The runs are programs of their own."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     return faults.Bench(tmp_path_factory.mktemp("bench"))

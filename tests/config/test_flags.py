@@ -1,9 +1,8 @@
 from __future__ import annotations
 
+import functools
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -15,6 +14,7 @@ from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config import ConfigError, load_config
 from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.demo.generate import MIN_ROWS, write_demo
+from tests.forks import call
 
 ROOT = Path(__file__).parents[2]
 YAML_CONFIG = ROOT / "configs" / "yaml.py"
@@ -319,21 +319,14 @@ def test_the_printed_command_trains(tmp_path):
                 for name, column in labels.items():
                     if isinstance(column, h5py.Dataset):
                         file.create_dataset(name, data=column[:][rows]).attrs.update(column.attrs)
-    printed = subprocess.run(
-        [sys.executable, "-m", "linnaeus_jax.main", *shlex.split(TRAIN_SCRIPT.format(tmp_path))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert printed.returncode == 2
-    line = printed.stderr.splitlines()[1].replace("python", shlex.quote(sys.executable), 1)
-    few = "--config.debug.early_exit_after_n_optimizer_steps=1 --config.data.batch_size=8 --config.data.img_size=32"
-    done = subprocess.run(
-        f"{line} {few}", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    start = functools.partial(call, directory=ROOT, environment={"JAX_NUM_CPU_DEVICES": "1"})
+    printed = start("linnaeus_jax.main", shlex.split(TRAIN_SCRIPT.format(tmp_path)), tmp_path / "printed", seconds=120)
+    assert printed.status == 2
+    python, option, program, *arguments = shlex.split(printed.error.splitlines()[1])
+    assert (python, option) == ("python", "-m")
+    few = ("debug.early_exit_after_n_optimizer_steps=1", "data.batch_size=8", "data.img_size=32")
+    done = start(program, [*arguments, *(f"--config.{key}" for key in few)], tmp_path / "trained", seconds=600)
+    assert done.status == 0, done.error
     assert (tmp_path / "ckpt" / "report.html").exists()
     assert list((tmp_path / "ckpt" / "logs" / "debug").glob("debug_log_*.jsonl"))
 

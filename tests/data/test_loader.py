@@ -31,9 +31,9 @@ from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings
-from tests.conftest import FIXTURES
 from tests.data.helpers import MISSING_FILES, SIDE_32, folder_images, golden_pixels, of_group, unpack_folder
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"  # worker processes import this file, and not tests.conftest
 COUNT = 60  # images in the file
 ROWS = np.random.default_rng(5).permutation(COUNT)[:50]  # a split of 50 rows
 ARRAYS = {

@@ -72,7 +72,7 @@ def initial(model: nn.Module, x: np.ndarray) -> Any:
     return jax.jit(model.init)(jax.random.key(0), x)
 
 
-def backward(model: nn.Module, variables: Any, *args: Any, jit: bool = True, **kwargs: Any) -> Frames:
+def backward(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Frames:
     """Gradient frames of `squares` of the model's output."""
     recorder = FrameRecorder(model)
 
@@ -86,7 +86,7 @@ def backward(model: nn.Module, variables: Any, *args: Any, jit: bool = True, **k
         (grads, found), _ = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, taps)
         return found.frames(grads)
 
-    return (jax.jit(step) if jit else step)(variables["params"], *args)
+    return jax.jit(step)(variables["params"], *args)
 
 
 def extremes(value):
@@ -234,13 +234,13 @@ def test_several_losses_at_once():
 
 @pytest.mark.slow
 def test_the_real_model_under_remat_scan_and_accumulation():
-    """Merged over micro-batches they are those of the whole batch, recomputed operation by operation."""
-    image, meta = jax.random.normal(jax.random.key(1), (4, 32, 32, 3)), jax.random.normal(jax.random.key(2), (4, 2))
+    """Merged over micro-batches they are those of the whole batch, computed in one program of the plain model."""
+    image, meta = normal(1, 4, 32, 32, 3), normal(2, 4, 2)
     plain, lifted = tiny(), tiny(remat=True, scan_layers=True)
     shapes = jax.eval_shape(plain.init, jax.random.key(0), image, meta)["params"]
     random = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: jnp.asarray(0.2 * random.standard_normal(leaf.shape), jnp.float32), shapes)
-    expected = backward(plain, {"params": params}, image, meta, jit=False).listing()
+    params = jax.tree.map(lambda leaf: np.float32(0.2 * random.standard_normal(leaf.shape)), shapes)
+    expected = backward(plain, {"params": params}, image, meta).listing()
     parts = [backward(lifted, {"params": params}, image[rows], meta[rows]) for rows in (slice(2), slice(2, 4))]
     found = functools.reduce(merge, parts).listing()
     assert [frame.name for frame in found] == [frame.name for frame in expected]

@@ -14,7 +14,7 @@ import pytest
 
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging.flags import FLAGS, leaf
-from linnaeus_jax.models import layers
+from linnaeus_jax.registry import MODELS
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
@@ -174,11 +174,24 @@ class _Steep(nn.Module):
         return jax.nn.gelu(x, approximate=False) + 0 * jnp.sqrt(jnp.maximum(x, 0))
 
 
-def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, one_device, capsys, other_layers):
+class _SteepToy(toy.Toy):
+    """Two such modules between the layers of the toy."""
+
+    def setup(self):
+        super().setup()
+        self.first, self.second = _Steep(), _Steep()
+
+    def encode_tokens(self, features, meta=None, *, meta_valid_BK=None, train=False):
+        x = self.first(self.stem(jnp.concatenate([features, meta], axis=1)))
+        return self.second(self.aggregate(x))
+
+
+def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, one_device, capsys):
     """The forward pass is finite; the first bad frame of the backward pass is the last module that has the fault."""
-    monkeypatch.setitem(layers.ACTIVATIONS, "gelu", _Steep)
+    monkeypatch.setitem(MODELS.entries, "toy", _SteepToy)
     config = tiny_config(
         tmp_path / "data",
+        model__type="toy",
         train__epochs=1,
         debug__underflow_overflow__enabled=True,
         debug__underflow_overflow__gradients=True,
@@ -193,7 +206,7 @@ def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, one_de
     assert replay(bundle) == 1
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first frame")]
     name, kind = line.split()[-2:]
-    assert kind == "_Steep"
+    assert (name, kind) == ("second", "_Steep")
     assert f" {name} _Steep" in text
 
 

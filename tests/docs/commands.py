@@ -77,6 +77,7 @@ def typed(
     update: bool = False,
     skip: Collection[str] = (),
     more: Mapping[str, str] | None = None,
+    before: Mapping[str, str] | None = None,
 ) -> str:
     """Runs the blocks of a page, in order, in a folder.
 
@@ -87,6 +88,7 @@ def typed(
       update: Take what is printed in place of what is shown. Output with "..." is compared nevertheless.
       skip: Lines of `bash` and `console` blocks that are not typed.
       more: What is typed behind a line of a `bash` or `console` block.
+      before: Lines of `console` blocks that have been typed, and what they printed.
 
     Returns:
       The text of the page, changed where `update` found another output.
@@ -110,7 +112,9 @@ def typed(
                 elif block.language == "bash":
                     run(_script(block, skip, more or {}), folder, settings)
                 else:
-                    text = _console(block, folder, settings, text, update=update, skip=skip, more=more or {})
+                    text = _console(
+                        block, folder, settings, text, update=update, skip=skip, more=more or {}, before=before or {}
+                    )
             except Failed as error:
                 raise Failed(f"{name(page)}, block at line {block.line}: {error}") from None
             except subprocess.TimeoutExpired as error:
@@ -137,12 +141,17 @@ def _console(
     update: bool,
     skip: Collection[str],
     more: Mapping[str, str],
+    before: Mapping[str, str],
 ) -> str:
     """Types the commands of a block and compares what they print; the text of the page, changed if `update`."""
     for command in commands(block):
-        if f"$ {command.typed}" in skip:
+        line = f"$ {command.typed}"
+        if line in skip:
             continue
-        printed, errors = run(f"{command.typed} {more.get(f'$ {command.typed}', '')}".rstrip(), folder, settings)
+        if line in before:
+            printed, errors = before[line], ""
+        else:
+            printed, errors = run(f"{command.typed} {more.get(line, '')}".rstrip(), folder, settings)
         if matches(command.output, printed):
             continue
         if update and ANYTHING not in command.output.splitlines():

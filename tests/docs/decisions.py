@@ -72,6 +72,11 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
     ),
 }
 
+#: the run of the workspace; the pages find it as `runs/demo`
+FIRST_RUN = "python -m linnaeus_jax.main --config=configs/quickstart.py --config.train.epochs=3 --workdir=runs/first"
+#: commands that are typed while the workspace is made: page -> line -> run directory, beside it what was printed
+TYPED_BEFORE: dict[str, dict[str, str]] = {"docs/first_run.md": {f"$ {FIRST_RUN}": "runs/first"}}
+
 #: commands that take minutes as they stand, or find their work done: page -> line -> what is typed behind them
 SHORTENED: dict[str, dict[str, str]] = {
     "docs/first_run.md": {
@@ -80,11 +85,24 @@ SHORTENED: dict[str, dict[str, str]] = {
             "--config.train.epochs=3 --config.experiment.tensorboard.enabled=true"
         ),
     },
+    # with as many epochs as the same run has elsewhere, whose compiled program is then at hand
     "README.md": {
+        "python -m linnaeus_jax.tools.check --config=data/mine/config.py": "--config.train.epochs=2",
         (
             "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"
             " --workdir=runs/tuned"
-        ): "--config.train.epochs=1 --config.debug.early_exit_after_n_optimizer_steps=8",
+        ): "--config.train.epochs=3 --config.debug.early_exit_after_n_optimizer_steps=8",
+    },
+    "docs/profiling.md": {
+        (
+            "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/profiled --config.train.epochs=1"
+            " --config.debug.early_exit_after_n_optimizer_steps=30 --config.debug.profiler.enabled=true"
+            " --config.debug.profiler.schedule=10,1,5,1 --config.debug.profiler.device_memory=true"
+            " --config.schedule.metrics.pipeline_interval=10"
+        ): "--config.train.epochs=3",
+    },
+    "docs/performance.md": {
+        "$ python -m linnaeus_jax.tools.check --config=configs/quickstart.py": "--config.train.epochs=3"
     },
     "docs/migration.md": {
         (

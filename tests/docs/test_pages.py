@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.docs.commands import matches, typed
-from tests.docs.decisions import NOT_RUN, SHORTENED, TYPED_ELSEWHERE
+from tests.docs.decisions import NOT_RUN, SHORTENED, TYPED_BEFORE, TYPED_ELSEWHERE
 from tests.docs.pages import (
     DOCS,
     LANGUAGES,
@@ -76,10 +76,11 @@ def test_what_is_not_run_is_a_decision():
     assert all(reason for reasons in NOT_RUN.values() for reason in reasons.values())
 
 
-@pytest.mark.parametrize("page", [*TYPED_ELSEWHERE, *SHORTENED])
+@pytest.mark.parametrize("page", [*TYPED_ELSEWHERE, *SHORTENED, *TYPED_BEFORE])
 def test_what_is_typed_otherwise_stands_in_the_page(page):
     lines = {without_comment(line) for block in blocks(ROOT / page) for line in block.text.splitlines()}
-    assert not {*TYPED_ELSEWHERE.get(page, {}), *SHORTENED.get(page, {})} - lines
+    for decided in (TYPED_ELSEWHERE, SHORTENED, TYPED_BEFORE):
+        assert not set(decided.get(page, {})) - lines
     for command, where in TYPED_ELSEWHERE.get(page, {}).items():
         file, _, function = where.partition("::")
         text = (ROOT / file).read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import typed
-from tests.docs.decisions import SHORTENED, TYPED_ELSEWHERE
+from tests.docs.decisions import SHORTENED, TYPED_BEFORE, TYPED_ELSEWHERE
 from tests.docs.pages import README, name, pages
 from tests.docs.workspace import cloned, copied, made, unclean
 
@@ -27,7 +27,11 @@ def test_every_command_does_what_the_page_shows(page, workspace, settings, tmp_p
     place = (cloned if page == README else copied)(workspace, tmp_path / "workspace")
     update = bool(os.environ.get("UPDATE_DOCS"))
     skip, more = TYPED_ELSEWHERE.get(name(page), {}), SHORTENED.get(name(page), {})
-    text = typed(page, place, settings, update=update, skip=skip.keys(), more=more)
+    before = {}
+    for line, directory in TYPED_BEFORE.get(name(page), {}).items():
+        shutil.copytree(place / "runs" / "demo", place / directory)
+        before[line] = (place / f"{directory}.txt").read_text()
+    text = typed(page, place, settings, update=update, skip=skip.keys(), more=more, before=before)
     if update:
         page.write_text(text, encoding="utf-8")
     if page == README:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.decisions import FIRST_RUN
 from tests.docs.pages import ROOT
 
 #: an existing workspace to use instead of a new one, for whoever writes a page
@@ -41,8 +43,10 @@ def _make(folder: Path, settings: dict[str, str]) -> None:
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
     _program(folder, settings, "tools.make_demo", "--out", "data/demo")
-    shorter = ("--config.train.epochs=3", "--config.experiment.tensorboard.enabled=true")
-    _program(folder, settings, "main", "--config=configs/quickstart.py", "--workdir=runs/demo", *shorter)
+    program, *arguments = shlex.split(FIRST_RUN.removeprefix("python -m linnaeus_jax."))
+    printed = _program(folder, settings, program, *arguments, "--config.experiment.tensorboard.enabled=true")
+    (folder / "runs" / "first").rename(folder / "runs" / "demo")
+    (folder / "runs" / "first.txt").write_text(printed)
     _program(folder, settings, "tools.bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
     walk = folder / "walk"
     _program(
@@ -63,10 +67,11 @@ def _photos(walk: Path, folder: Path) -> None:
             table.writerow(row[key] for key in ("picture", "latitude", "longitude", "date", "elevation"))
 
 
-def _program(folder: Path, settings: dict[str, str], program: str, *arguments: str) -> None:
+def _program(folder: Path, settings: dict[str, str], program: str, *arguments: str) -> str:
     command = ["python", "-m", f"linnaeus_jax.{program}", *arguments]
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def copied(workspace: Path, folder: Path) -> Path:

@@ -14,6 +14,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
+from tests.conftest import use_one_device
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -37,6 +38,7 @@ def train_resume_evaluate(
     """Runs with the examples `plugin` (file names of this folder); overrides are keys with __ for dots."""
     plugins = [str(EXAMPLES / name) for name in ((plugin,) if isinstance(plugin, str) else plugin)]
     toy.register(monkeypatch)
+    use_one_device(monkeypatch)
     start = {"model__type": "toy", "train__epochs": 1, "data__batch_size": 32}
     config = tiny_config(directory / "data", env__plugins=tuple(plugins))
     import_plugins(config)

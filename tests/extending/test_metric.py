@@ -32,9 +32,11 @@ def no_other_metric(monkeypatch):
 def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
-        ("metric_example.py", "task_metric_example.py", "phase_example.py"),
+        ("metric_example.py", "task_metric_example.py", "phase_example.py", "model_example.py"),
         monkeypatch,
         capsys,
+        model__type="SmallNet",  # which tells a mirrored picture from one that is not
+        model__variant="narrow",
         metrics__top_k__k=100,  # all classes: 100 %, which never improves
         train__early_stop__active=True,
         train__early_stop__metric="val/top_k",

@@ -50,15 +50,19 @@ def test_parameters(family, variant):
 @pytest.mark.slow
 def test_multiply_adds(family, variant, size):
     expected = PUBLISHED["variants"][f"{family}_{variant}"][str(size)]["flops"] / 2
-    assert forward_multiply_adds(published(family, variant, size)) == pytest.approx(expected, rel=1e-4)
+    # the number does not depend on the form, see below: that with the fewest operations to trace
+    form = {} if variant == "sm" else {"depthwise_impl": "lax", "scan_layers": True}
+    assert forward_multiply_adds(published(family, variant, size, **form)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
-def test_multiply_adds_do_not_depend_on_how_a_number_is_computed():
-    small = {"family": "mFormerV1", "variant": "tiny", "size": 64}
+@pytest.mark.parametrize("family", sorted({family for family, _ in VARIANTS}))
+def test_multiply_adds_do_not_depend_on_how_a_number_is_computed(family):
+    small = {"family": family, "variant": "tiny", "size": 64}
     forms: tuple[dict[str, Any], ...] = (
         {},
         {"scan_layers": True},
+        {"depthwise_impl": "lax", "scan_layers": True},
         {"depthwise_impl": "shift"},
         {"remat": True},
         {"dtype": jnp.bfloat16},

@@ -16,9 +16,10 @@ from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.metrics.plugins import forget_plugins
 from tests.run.test_trainer import rows_of
+from tests.step import toy
 from tests.tiny import TASKS, tiny_config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 PLUGIN = '''
 from linnaeus_jax.metrics import register, register_subset
@@ -53,7 +54,7 @@ def forgotten(monkeypatch):
 
 
 def configured(directory: Path):
-    config = tiny_config(directory, env__plugins=(str(directory / "plugin.py"),), train__epochs=8)
+    config = tiny_config(directory, model__type="toy", env__plugins=(str(directory / "plugin.py"),), train__epochs=8)
     config.schedule.validation.interval_epochs = config.schedule.validation.mask_meta_interval_epochs = 1
     config.schedule.checkpoint.interval_epochs = 1
     config.schedule.checkpoint.keep_top_n, config.schedule.checkpoint.keep_last_n = 5, 5
@@ -64,7 +65,8 @@ def configured(directory: Path):
     return config
 
 
-def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, capsys):
+def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, monkeypatch, capsys):
+    toy.register(monkeypatch)
     config = configured(tmp_path)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     with h5py.File(tmp_path / "labels.h5", "r+") as file:

@@ -80,7 +80,7 @@ def test_what_is_stored_belongs_to_the_weights_of_all(tmp_path, sources):
 
 
 @pytest.mark.slow
-def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, sources):
+def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, one_device, sources):
     data, run = tmp_path / "data", tmp_path / "run"
     limited = config_of(data, sources)
     limited.debug.early_exit_after_n_optimizer_steps = 7

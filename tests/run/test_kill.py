@@ -112,9 +112,8 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     "moments",
     [
-        ("step:5", "save:2", "validate:3"),
+        ("step:5", "step:9", "validate:7", "save:2"),
         ("row:12", "rank:3"),
-        ("step:9", "validate:7", "save:2"),
     ],
     ids=lambda moments: "+".join(moments),
 )

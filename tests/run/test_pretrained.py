@@ -41,7 +41,7 @@ def configured(first, **overrides):
 
 
 @pytest.mark.slow
-def test_a_run_takes_the_weights_of_another_once(first, tmp_path, monkeypatch):
+def test_a_run_takes_the_weights_of_another_once(first, tmp_path, one_device, monkeypatch):
     source = first / "source"
     shutil.copytree(first / "run", source)
     config = configured(first, model__pretrained=str(source), train__seed=3)

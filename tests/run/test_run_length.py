@@ -84,7 +84,7 @@ def test_a_stored_schedule_that_does_not_fit_the_data():
 
 
 @pytest.mark.slow
-def test_levels_of_different_length_and_a_preserved_schedule(tmp_path, monkeypatch):
+def test_levels_of_different_length_and_a_preserved_schedule(tmp_path, one_device, monkeypatch):
     """A whole run over both levels; then fewer epochs in the configuration do not cut a preserved schedule."""
     toy.register(monkeypatch)
     config = tiny_config(tmp_path / "data", model__type="toy", **LEVELS)

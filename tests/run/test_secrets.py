@@ -71,7 +71,7 @@ RCLONE = '#!/bin/sh\necho "Failed to $*: $AWS_SECRET_ACCESS_KEY $RCLONE_CONFIG_R
 
 def started(work: Path, said: Path, *arguments: str) -> str:
     """What a program of the package prints; its status is 0, or 2 where it is refused."""
-    environment = {**ENVIRONMENT, "TMPDIR": str(work)}
+    environment = {**ENVIRONMENT, "TMPDIR": str(work), "JAX_NUM_CPU_DEVICES": "1"}
     done = call(arguments[0], arguments[1:], said, seconds=600, directory=work, environment=environment)
     assert done.status in (0, 2), done.error
     return done.out + done.error

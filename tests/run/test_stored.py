@@ -149,7 +149,7 @@ def test_several_processes_that_split_the_parameters_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_not(tmp_path, one_device, monkeypatch):
     """The last blocks begin to train after the second start. What is learned says the same of pictures as of what was
     stored of them."""
     data = tmp_path / "data"

@@ -14,8 +14,10 @@ import pytest
 
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.trainer import run
+from tests.extending.conftest import forget_plugins
 from tests.forks import begin
 from tests.run import test_stored
+from tests.run.process_driver import small_net
 from tests.run.test_kill import final_parameters
 from tests.run.test_trainer import rows_of
 from tests.tiny import tiny_config
@@ -48,9 +50,11 @@ def two_processes(
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path):
-    config = tiny_config(tmp_path / "data", train__epochs=2)
-    codes, texts = two_processes(tmp_path / "two", "mFormerV1", 2)
+def test_two_processes(tmp_path, request):
+    """The program of an update is that of two devices of one process, for which test_train_step.py has the models."""
+    request.addfinalizer(forget_plugins)
+    config = small_net(tmp_path / "data", 2)
+    codes, texts = two_processes(tmp_path / "two", "SmallNet", 2)
     assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]
     finals = [json.loads((tmp_path / f"two_{index}.json").read_text()) for index in (0, 1)]
     finals = [{name: value for name, value in final.items() if not name.endswith("_sec")} for final in finals]

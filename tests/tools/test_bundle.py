@@ -103,7 +103,7 @@ print(json.dumps({"paths": paths, "compilations": model.forward.compilations}))
 
 
 @pytest.mark.slow
-def test_a_moved_bundle_answers_as_the_run_does(tmp_path, capsys):
+def test_a_moved_bundle_answers_as_the_run_does(tmp_path, one_device, capsys):
     """In a fresh process, without configuration or data: the logits of the run's own evaluation program, which uses the
     moving average of the best checkpoint."""
     from linnaeus_jax.data.image_sources import open_split
