@@ -60,10 +60,15 @@ def without_pages() -> Iterator[None]:
         yield
 
 
+def use_one_device(patch: pytest.MonkeyPatch) -> None:
+    """Until the patch is undone, see `one_device`."""
+    patch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))
+
+
 @pytest.fixture
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs use one device, whose programs compile in half of the time."""
-    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))
+    use_one_device(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
