@@ -38,7 +38,7 @@ def train_resume_evaluate(
     plugins = [str(EXAMPLES / name) for name in ((plugin,) if isinstance(plugin, str) else plugin)]
     toy.register(monkeypatch)
     start = {"model__type": "toy", "train__epochs": 1, "data__batch_size": 32}
-    config = tiny_config(directory / "data", env__plugins=tuple(plugins))
+    config = tiny_config(directory / "data", env__plugins=tuple(plugins), aug__hflip_prob=0.0)
     import_plugins(config)
     complete_open_nodes(config)
     for key, value in (start | overrides).items():
