@@ -40,7 +40,7 @@ def comparable(rows: list[dict]) -> list[dict]:
 def finished(tmp_path_factory):
     """One finished run."""
     directory = tmp_path_factory.mktemp("finished")
-    config = tiny_config(directory / "data", aug__hflip_prob=0.0)
+    config = tiny_config(directory / "data", aug__hflip_prob=0.0, model__depthwise_impl="lax")
     with drawing():
         final = run(config, directory / "run")
     return directory, config, final
