@@ -331,7 +331,7 @@ add(
     metadata_fusion=Row("late", at("model.metadata_fusion"), "late"),
     weight_init=Row("fan_in", at("model.weight_init"), "fan_in"),
     compat=Row("metafg", at("model.norms_patches"), False, V0),
-    depthwise_impl=Row("lax", at("model.depthwise_impl"), "lax"),
+    depthwise_impl=Row("shift", at("model.depthwise_impl"), "shift"),
     attn_impl=Row("xla", at("model.attn_impl"), "xla"),
     scan_layers=Row(True, at("model.scan_layers"), True),
 )

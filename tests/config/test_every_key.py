@@ -20,7 +20,10 @@ def sites(tmp_path_factory):
     home, known = Home(tmp_path_factory.mktemp("home")), dict[str, Site]()
 
     def site(settings: dict[str, Any]) -> Site:
-        return known.setdefault(repr(sorted(settings.items())), home.site(settings))
+        name = repr(sorted(settings.items()))
+        if name not in known:
+            known[name] = home.site(settings)
+        return known[name]
 
     with pytest.MonkeyPatch.context() as patch:
         toy.register(patch)

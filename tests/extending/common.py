@@ -40,7 +40,7 @@ def train_resume_evaluate(
     toy.register(monkeypatch)
     use_one_device(monkeypatch)
     start = {"model__type": "toy", "train__epochs": 1, "data__batch_size": 32}
-    config = tiny_config(directory / "data", env__plugins=tuple(plugins))
+    config = tiny_config(directory / "data", env__plugins=tuple(plugins), aug__hflip_prob=0.0)
     import_plugins(config)
     complete_open_nodes(config)
     for key, value in (start | overrides).items():

@@ -22,6 +22,7 @@ from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.learning.filters import parse_filter
 from linnaeus_jax.learning.optimizers import build_optimizer
+from linnaeus_jax.models import initial
 from linnaeus_jax.models.names import (
     ParameterInfo,
     abstract_variables,
@@ -55,6 +56,9 @@ SETTINGS: dict[str, Any] = {
     "classification__heads__species__type": "ConditionalClassifier",
     "classification__heads__genus__type": "HierarchicalSoftmax",
 }
+#: the form of depthwise convolutions that is one operation, traced and compiled in half of the time; the form of users
+#: gives its values and gradients by tests/models/test_depthwise.py
+ONE_OPERATION: dict[str, Any] = {"depthwise_impl": "lax"}
 #: forms of one computation; a family has those whose fields it has
 FORMS = ({"remat": True}, {"scan_layers": True}, {"remat": True, "scan_layers": True})
 
@@ -132,8 +136,8 @@ class Traced(NamedTuple):
 @pytest.fixture(scope="module", params=VARIANTS, ids="_".join)
 def full(request) -> Traced:
     family, variant = request.param
-    # of the form that is one operation to trace: what is called and which variables there are does not depend on it
-    model = build(type=family, variant=variant, depthwise_impl="lax", **SETTINGS)
+    # what is called and which variables there are does not depend on the form
+    model = build(type=family, variant=variant, **ONE_OPERATION, **SETTINGS)
     order: list[tuple[str, ...]] = []
     owners: dict[tuple[str, ...], str] = {}
     logits: dict[str, jax.Array] = {}
@@ -146,8 +150,11 @@ def full(request) -> Traced:
             logits.update(out)
         return out
 
+    def init(key: jax.Array) -> Any:
+        return dict(model.init(key, *(jnp.zeros(x.shape, x.dtype) for x in inputs(2))))
+
     with nn.intercept_methods(note):
-        variables = jax.eval_shape(model.init, jax.random.key(0), *inputs(2))
+        variables = initial.trace(init).shapes
     leaves = named_leaves(variables["params"])
     table = [ParameterInfo(name, path, tuple(leaf.shape), owners[path[:-1]]) for name, path, leaf in leaves]
     return Traced(model, variables, logits, order, table)
@@ -290,6 +297,12 @@ class Small(NamedTuple):
     batch: dict[str, np.ndarray]
 
     @property
+    def light(self) -> Any:
+        """The model with depthwise convolutions of one operation."""
+        fields = self.model.__dataclass_fields__
+        return self.model.clone(**{name: form for name, form in ONE_OPERATION.items() if name in fields})
+
+    @property
     def shapes(self) -> Any:
         """Those of the variables, as `abstract` has them."""
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.variables)
@@ -318,7 +331,7 @@ def evaluate(small) -> Any:
     """(batch) -> logits in evaluation, compiled once."""
     return compiled(
         small,
-        lambda variables, batch: small.model.apply(
+        lambda variables, batch: small.light.apply(
             variables,
             batch["image"],
             batch["meta"],
@@ -336,16 +349,13 @@ def rounded(small: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def train(small) -> Any:
     """(batch) -> ((loss, (logits, state)), gradients) in training, compiled once."""
-    return compiled(small, training(small.model))
+    return compiled(small, training(small.light))
 
 
 @pytest.fixture(scope="module")
-def train_rounded(small, request) -> Any:
-    """As `train`, to be compared with other programs."""
-    options = rounded(small)
-    if not options:
-        return request.getfixturevalue("train")
-    return compiled(small, training(small.model), **options)
+def train_rounded(small) -> Any:
+    """As `train`, in the form of users, to be compared with other programs."""
+    return compiled(small, training(small.model), **rounded(small))
 
 
 def assert_close(left: Any, right: Any, rows: Any = ..., atol: float = 1e-5) -> None:
@@ -353,7 +363,7 @@ def assert_close(left: Any, right: Any, rows: Any = ..., atol: float = 1e-5) -> 
 
 
 def test_names_and_shapes_of_the_smallest_do_not_depend_on_scan_or_remat(small):
-    check_forms(small.model, small.shapes)
+    check_forms(small.light, small.shapes)
     shapes = [(name, path, leaf.shape) for name, path, leaf in named_leaves(small.variables["params"])]
     assert [(row.name, row.path, row.shape) for row in parameter_table(small.model)] == shapes
 
@@ -422,7 +432,7 @@ def test_missing_metadata_are_zeros(small, evaluate):
     zeros = small.with_(meta=np.zeros_like(small.batch["meta"]))
     expected = evaluate(zeros)
     assert_close(evaluate({**zeros, "valid": np.zeros((4, 2), bool)}), expected)
-    none = compiled(small, small.model.apply)(small.batch["image"])
+    none = compiled(small, small.light.apply)(small.batch["image"])
     assert_close(none, expected)
     assert not np.allclose(expected["species"], evaluate(small.batch)["species"], atol=1e-3)
 
@@ -447,14 +457,14 @@ def test_wrong_metadata_are_refused(small):
     for shape in ((4, 4), (3, 5)):
         meta = jax.ShapeDtypeStruct(shape, np.float32)
         with pytest.raises(ValueError, match=rf"meta has shape \({shape[0]}, {shape[1]}\); \[4, 5\] is needed"):
-            jax.eval_shape(small.model.apply, small.variables, image, meta)
+            jax.eval_shape(small.light.apply, small.variables, image, meta)
 
 
 @pytest.mark.parametrize("size", [(96, 96), (33, 70), (16, 16)])
 def test_other_image_sizes_work_or_are_refused(small, size):
     def outcome() -> Any:
         try:
-            logits = jax.eval_shape(small.model.apply, small.variables, *inputs(2, size))
+            logits = jax.eval_shape(small.light.apply, small.variables, *inputs(2, size))
         except ValueError as error:
             return str(error).split(" (")[0]
         return {task: x.shape for task, x in logits.items()}
@@ -510,6 +520,6 @@ def test_bfloat16_and_its_float32_islands(small):
 
 
 def test_bfloat16_statistics_stay_float32(small):
-    model = small.model.clone(dtype=jnp.bfloat16)
+    model = small.light.clone(dtype=jnp.bfloat16)
     (_, (_, state)), grads = jax.eval_shape(training(model), small.variables, small.batch)
     assert {leaf.dtype for leaf in jax.tree.leaves((state, grads))} == {jnp.dtype("float32")}

@@ -17,18 +17,25 @@ from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.files import DIGESTS
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools import evaluate
+from tests.conftest import use_one_device
 from tests.step import toy
 from tests.tiny import TASKS, tiny_config, write_tiny_data
 from tests.undrawn import drawing
 
 SPLIT = np.random.RandomState(0).permutation(np.repeat(np.array([0, 1, 2], np.uint8), (80, 24, 16)))
-TOY: dict[str, Any] = {"model__type": "toy", "debug__jsonl__enabled": False, "train__epochs": 1}
+TOY: dict[str, Any] = {
+    "model__type": "toy",
+    "debug__jsonl__enabled": False,
+    "train__epochs": 1,
+    "aug__hflip_prob": 0.0,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def toy_model():
     with pytest.MonkeyPatch.context() as patch:
         toy.register(patch)
+        use_one_device(patch)
         yield
 
 

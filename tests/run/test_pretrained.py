@@ -21,6 +21,7 @@ from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
 from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import evaluate, export_weights
+from tests.conftest import use_one_device
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -30,6 +31,7 @@ def first(tmp_path_factory):
     """The data and a finished run of one epoch, with a moving average."""
     with pytest.MonkeyPatch.context() as patch:
         toy.register(patch)
+        use_one_device(patch)
         directory = tmp_path_factory.mktemp("first")
         trainer.run(configured(directory), directory / "run")
         yield directory
@@ -37,7 +39,7 @@ def first(tmp_path_factory):
 
 def configured(first, **overrides):
     settings = {"model__type": "toy", "model__variant": "statistics", "train__epochs": 1, "train__ema__enabled": True}
-    return tiny_config(first / "data", **settings | {"data__batch_size": 32} | overrides)
+    return tiny_config(first / "data", **settings | {"data__batch_size": 32, "aug__hflip_prob": 0.0} | overrides)
 
 
 @pytest.mark.slow

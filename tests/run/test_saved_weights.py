@@ -31,7 +31,8 @@ HEADS = ConfigDict({"taxa_L10": {"type": "ConditionalClassifier"}})
 def saved(tmp_path_factory):
     """Directory of a run with conditional heads and a moving average, and its states by step."""
     root = tmp_path_factory.mktemp("saved")
-    config = tiny_config(root / "data", train__ema__enabled=True, model__classification__heads=HEADS)
+    settings = {"train__ema__enabled": True, "model__depthwise_impl": "lax"}
+    config = tiny_config(root / "data", model__classification__heads=HEADS, **settings)
     states = save_run(root / "run", config, {5: 0.7, 9: 0.4})
     shutil.rmtree(root / "data")  # nothing of it is needed
     return root / "run", states

@@ -40,7 +40,7 @@ def comparable(rows: list[dict]) -> list[dict]:
 def finished(tmp_path_factory):
     """One finished run."""
     directory = tmp_path_factory.mktemp("finished")
-    config = tiny_config(directory / "data")
+    config = tiny_config(directory / "data", aug__hflip_prob=0.0, model__depthwise_impl="lax")
     with drawing():
         final = run(config, directory / "run")
     return directory, config, final
@@ -108,10 +108,11 @@ def test_checkpoint_of_another_model_is_refused(finished):
         run(config, directory / "run")
 
 
-def test_run_without_metadata_saves_its_checkpoints(tmp_path, monkeypatch):
+def test_run_without_metadata_saves_its_checkpoints(tmp_path, one_device, monkeypatch):
     """Orbax cannot save arrays without elements, such as statistics of no component at all."""
     toy.register(monkeypatch)
-    config = tiny_config(tmp_path / "data", data__meta__active=False, train__epochs=1, model__type="toy")
+    settings = {"data__meta__active": False, "train__epochs": 1, "model__type": "toy", "aug__hflip_prob": 0.0}
+    config = tiny_config(tmp_path / "data", **settings)
     run(config, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "ckpt_step_6").is_dir()
     assert json.loads((tmp_path / "run" / "progress.json").read_text())["global_step"] == 6
@@ -179,7 +180,8 @@ def test_validation_batches_are_made_to_fit_the_devices(tmp_path, monkeypatch):
     """Its size changes no result; one that the devices cannot share ended a run after its first epoch."""
     assert 15 % jax.device_count()
     toy.register(monkeypatch)
-    config = tiny_config(tmp_path / "data", train__epochs=1, data__batch_size_val=15, model__type="toy")
+    settings = {"data__batch_size_val": 15, "train__epochs": 1, "model__type": "toy", "aug__hflip_prob": 0.0}
+    config = tiny_config(tmp_path / "data", **settings)
     run(config, tmp_path / "run")
     (row,) = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"]
     assert row["val/loss"] > 0
@@ -227,6 +229,7 @@ def test_every_variant_is_compiled_once(tmp_path, monkeypatch):
         model__type="toy",
         loss__grad_weighting__task__type="gradnorm",
         loss__grad_weighting__task__update_interval=3,
+        aug__hflip_prob=0.0,
         debug__jsonl__enabled=False,
     )
     seen: list[str] = []

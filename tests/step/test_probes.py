@@ -111,6 +111,7 @@ def watched(tmp_path_factory):
         }
 
     settings = {"model__type": "toy", "train__clip_grad": 0.01, "data__batch_size": 8, "train__accumulation_steps": 2}
+    settings["aug__hflip_prob"] = 0.0
     with pytest.MonkeyPatch.context() as patch:
         toy.register(patch)
         found = {}

@@ -45,6 +45,7 @@ V0 = {
     **{f"model__rope_stages__{key}": () for key in ("depths", "num_heads")},
 }
 TOY = {"model__type": "toy"}
+UNFLIPPED = {**TOY, "aug__hflip_prob": 0.0}
 
 
 def sgd_config(directory: Path, **overrides):
@@ -184,9 +185,10 @@ def test_scanned_layers_are_apart_for_optimizer_and_clipping(tmp_path):
 
 def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
     toy.register(monkeypatch)
-    config = tiny_config(tmp_path, **TOY, lr_scheduler__name="wsd", lr_scheduler__warmup_steps=3, train__epochs=2)
+    settings = {"lr_scheduler__name": "wsd", "lr_scheduler__warmup_steps": 3, "train__epochs": 2}
+    config = tiny_config(tmp_path, **UNFLIPPED, **settings)
     program, inputs, placement = build(config, tmp_path)
-    schedule = program.settings.learning_rates["default"]
+    schedule = jax.jit(program.settings.learning_rates["default"])
     _, outputs = run_updates(program, inputs, placement, 8)
     planned = [float(schedule(k)) for k in range(8)]
     np.testing.assert_allclose([o.learning_rates["default"] for o in outputs], planned, atol=1e-6 * max(planned))
@@ -194,7 +196,7 @@ def test_applied_learning_rate_is_the_planned_one(tmp_path, monkeypatch):
 
 def test_non_finite_update_is_skipped_and_counted(tmp_path, monkeypatch):
     toy.register(monkeypatch)
-    program, inputs, placement = build(tiny_config(tmp_path, **TOY), tmp_path)
+    program, inputs, placement = build(tiny_config(tmp_path, **UNFLIPPED), tmp_path)
     state = initial_state(program, placement.replicated)
     bad = dict(state.params)
     bad["aggregate"] = jax.tree.map(lambda x: np.full_like(x, np.nan), bad["aggregate"])

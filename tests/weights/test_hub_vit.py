@@ -5,7 +5,6 @@ The outputs were recorded by `make_hub_fixtures_vit` from networks of two or thr
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -77,10 +76,14 @@ def off(found: Any, wanted: np.ndarray) -> float:
     return float(np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max())
 
 
-def computed(model: Any, params: Any, size: tuple[int, int]) -> np.ndarray:
+def computed(model: Any, params: Any, *sizes: tuple[int, int]) -> list[np.ndarray]:
+    """Features of the pictures of each size; one program, for what every program costs."""
     options: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    encode = functools.partial(model.apply, method="encode_image")
-    return np.asarray(jax.jit(encode, compiler_options=options)({"params": params}, pictures(size)))
+    encode_all = jax.jit(
+        lambda params, images: [model.apply({"params": params}, image, method="encode_image") for image in images],
+        compiler_options=options,
+    )
+    return jax.device_get(encode_all(params, [pictures(size) for size in sizes]))
 
 
 @pytest.mark.parametrize(("index", "case"), list(enumerate(CASES)), ids=CASES)
@@ -90,8 +93,8 @@ def test_outputs_are_those_of_the_source(tmp_path, index, case):
     model, done, params = published.taken()
     assert not done.problems
     classifier = format_of(published.file).classifier(published.file)
-    for size in (SIZES[0], SIZES[1 + index % 2]):
-        features = computed(model, params, size)
+    sizes = (SIZES[0], SIZES[1 + index % 2])
+    for size, features in zip(sizes, computed(model, params, *sizes), strict=True):
         assert features.shape[0] == ROWS
         assert off(features, published.wanted(size)) <= 1e-5, size
         if classifier is not None:
@@ -112,7 +115,7 @@ def test_outputs_are_those_of_the_source(tmp_path, index, case):
 def test_a_model_of_another_picture_size_has_the_table_resized(tmp_path, case):
     published = Published(case, tmp_path)
     model, done, params = published.taken(size=24)
-    assert off(computed(model, params, SIZES[2]), published.wanted(SIZES[2])) <= 1e-5
+    assert off(computed(model, params, SIZES[2])[0], published.wanted(SIZES[2])) <= 1e-5
     (row,) = done.coverage.of("resized") or [None]
     assert (row is None) == (case == "timm_dinov3")
     if row is not None:
@@ -124,7 +127,7 @@ def test_a_model_of_another_picture_size_has_the_table_resized(tmp_path, case):
 def test_the_projection_is_kept_where_the_model_has_one(tmp_path, case):
     published = Published(case, tmp_path)
     model, done, params = published.taken(**{"vit.projection": 24})
-    assert off(computed(model, params, SIZES[0]), published.wanted(SIZES[0], "logits")) <= 1e-5
+    assert off(computed(model, params, SIZES[0])[0], published.wanted(SIZES[0], "logits")) <= 1e-5
     skipped = {row.note for row in done.coverage.of("skipped")}
     assert skipped == {"of the text tower", "compares pictures with texts"}
 
