@@ -444,7 +444,7 @@ def test_evaluate_needs_a_run(tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_train_accuracy_is_that_of_the_predictions(tmp_path, one_device) -> None:
+def test_train_accuracy_is_that_of_the_predictions(tmp_path) -> None:
     """One update an epoch, so the last epoch was measured with the parameters of the checkpoint before it."""
     labels, images = write_tiny_data(tmp_path / "data", rows=32)
     species = np.arange(32) % 8
