@@ -94,10 +94,17 @@ class ConvNeXt(BlockRow):
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
 
-    @classmethod
-    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelFamily.settings`."""
-        return {"kernel_sizes": (7,), "head_norm_eps": None, **super().settings(model)}
+    defaults: ClassVar = {
+        "layer_scale_init_value": 1e-6,
+        "use_grn": False,
+        "stem": "patch",
+        "act": "gelu",
+        "kernel_sizes": (7,),
+        "norm_eps": 1e-6,
+        "head_norm_eps": None,
+        "head_norm_first": False,
+        "head_hidden_size": 0,
+    }
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:

@@ -137,10 +137,7 @@ class EfficientNet(BlockRow):
         **{field: field for field in ("drop_rate", "drop_path_rate", "depthwise_impl")},
     }
 
-    @classmethod
-    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
-        """See `ModelFamily.settings`."""
-        return {"conv_padding": "same", "norm_eps": None, **super().settings(model)}
+    defaults: ClassVar = {"conv_padding": "same", "norm_eps": None}
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:

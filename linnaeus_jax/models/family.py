@@ -56,6 +56,7 @@ class ModelFamily(nn.Module, kw_only=True):
         suits tests on a CPU is called `test` or `tiny`, or comes first.
       keys: field -> its key in the `model` section, of a family whose settings stand there; a setting of one such
         family that is given for another is an error.
+      defaults: values of fields for which neither the section nor the variant has one.
       layer_index: depth of the parameter with a canonical name, 0 at the input and largest at the heads, for
         `optimizer.layer_decay`; None: the family does not number its layers.
     """
@@ -72,6 +73,7 @@ class ModelFamily(nn.Module, kw_only=True):
     fusions: ClassVar[Sequence[str]] = ()
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     keys: ClassVar[Mapping[str, str]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
 
     @nn.nowrap
@@ -97,11 +99,12 @@ class ModelFamily(nn.Module, kw_only=True):
 
     @classmethod
     def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Field -> value: those of the variant, and over them those of the section, under `keys` and `model.<Name>`."""
+        """Field -> value: `defaults`, over them those of the variant, and over these those of the section, under `keys`
+        and `model.<Name>`."""
         found = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in cls.keys.items()}
         found |= model.get(model["type"], {})
         given = {field: value for field, value in found.items() if value is not None and value != ()}
-        return {**cls.variants.get(model["variant"], {}), **given}
+        return {**cls.defaults, **cls.variants.get(model["variant"], {}), **given}
 
     @staticmethod
     def stage_of(name: str) -> str:

@@ -31,7 +31,8 @@ class Trunk(NamedTuple):
 
     Attributes:
       family, variant: its `model.type` and `model.variant`.
-      settings: (key within the `model` section, value) of what differs from the variant.
+      settings: (key within the `model` section, value) of what differs from the variant: numbers, texts, truth values,
+        and tuples of numbers.
       mean, std: per channel, of values in [0, 1], that its pictures are normalised with.
     """
 
@@ -67,6 +68,25 @@ def trunk_errors(trunks: Any) -> Iterator[str]:
             yield f"model.trunks[{place}] = {trunk!r:.200}: {reason}"
 
 
+#: what a setting must be, by the type of its usual value
+_KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("True or False", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("a text", (str,)),
+    tuple: ("a tuple of numbers", (tuple,)),
+}
+
+
+def _setting_reason(key: str, value: Any, usual: Any) -> str:
+    """Why a setting has not the type of its usual value, None standing for a number; "" where it has."""
+    words, types = _KINDS[float if usual is None else type(usual)]
+    fits = isinstance(value, types) and isinstance(value, bool) == isinstance(usual, bool)
+    if fits and (not isinstance(value, tuple) or all(isinstance(each, int | float) for each in value)):
+        return ""
+    return f"{key} = {value!r} must be {words}"
+
+
 def trunk_reason(trunk: Any) -> str:
     """Why this is no `Trunk`; "" for one."""
     if not isinstance(trunk, tuple) or len(trunk) != len(Trunk._fields):
@@ -78,10 +98,14 @@ def trunk_reason(trunk: Any) -> str:
     if known.variants and variant not in known.variants:
         return f"{variant!r} is no variant of {family}; choose one of {', '.join(known.variants)}"
     if not isinstance(settings, tuple) or not all(
-        isinstance(pair, tuple) and len(pair) == 2 and pair[0] in known.keys.values() and isinstance(pair[1], int)
-        for pair in settings
+        isinstance(pair, tuple) and len(pair) == 2 and pair[0] in known.keys.values() for pair in settings
     ):
-        return f"its settings must be pairs of a key and a whole number, of the keys {', '.join(known.keys.values())}"
+        return f"its settings must be pairs of a key and its value, of the keys {', '.join(known.keys.values())}"
+    usual = {**known.defaults, **known.variants.get(variant, {})}
+    usual = {known.keys[field]: value for field, value in usual.items() if field in known.keys}
+    for key, value in settings:
+        if reason := _setting_reason(key, value, usual.get(key)):
+            return reason
     for name, values in zip(("mean", "std"), moments, strict=True):
         numbers = isinstance(values, tuple) and len(values) == 3
         numbers = numbers and all(isinstance(value, int | float) and abs(value) < 1e3 for value in values)
@@ -147,8 +171,11 @@ class Joined(ModelFamily):
             )
         trunks = tuple(Trunk(*trunk) for trunk in fields["trunks"])
         built = cls(**{**fields, "trunks": trunks, "drop_rate": rate}, **given)
-        for place in range(len(trunks)):
-            built.trunk(place)  # which raises what does not fit
+        for place, trunk in enumerate(trunks):
+            try:
+                built.trunk(place)
+            except InputError as error:
+                raise InputError(f"model.trunks[{place}] = {tuple(trunk)!r:.200}: {error}") from None
         return built
 
     @nn.nowrap

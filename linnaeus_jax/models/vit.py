@@ -122,10 +122,12 @@ class ViT(ModelFamily):
         **{field: field for field in SHARED_KEYS},
     }
 
+    defaults: ClassVar = {"drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.0}
+
     @classmethod
     def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
         """See `ModelFamily.build`; dropout and drop path are off unless they are set."""
-        fields = {"drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.0, **cls.settings(model)}
+        fields = cls.settings(model)
         for field in ("drop_rate", "attn_drop_rate"):
             fields[field] = float(fields[field][0] if isinstance(fields[field], Sequence) else fields[field])
         built = cls(**fields, **given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -242,6 +243,10 @@ def _whole(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value < 1 << 63
 
 
+def _number(value: Any) -> bool:
+    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
 def _sizes(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(_whole(side, 1) and side < 1 << 20 for side in value)
 
@@ -253,7 +258,9 @@ def _ids(value: Any) -> bool:
 
 def _settings(value: Any) -> bool:
     def fits(item: Any) -> bool:
-        return _whole(item) or (isinstance(item, list) and all(isinstance(each, list) and each for each in item))
+        if isinstance(item, list):
+            return all(map(_number, item)) or all(isinstance(each, list) and each for each in item)
+        return isinstance(item, bool | str) or _number(item)
 
     return isinstance(value, dict) and all(map(fits, value.values()))
 
@@ -265,7 +272,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "img_size": (_sizes, "[height, width] in pixels"),
     "classes": (_ids, "{task: [taxon ids]}"),
     "head types": (lambda value: isinstance(value, dict) and _texts(list(value.values())), "{task: name}"),
-    SETTINGS: (_settings, "{key: whole number, or list of lists}"),
+    SETTINGS: (_settings, "{key: number, text, true or false, list of numbers, or list of lists}"),
     "original": (lambda value: isinstance(value, bool), "true or false"),
 }
 

@@ -66,7 +66,7 @@ def trunk_of(file: StateFile) -> Trunk:
     if file.facts:
         settings = {"type": family, "variant": file.facts.get("variant", "")} | file.facts.get(SETTINGS, {})
     pictures = kind.preprocessing(file)
-    pairs = tuple((key, value) for key, value in settings.items() if key not in ("type", "variant"))
+    pairs = tuple((key, _fixed(value)) for key, value in settings.items() if key not in ("type", "variant"))
     variant = settings.get("variant", "")
     trunk = Trunk(family, variant, pairs, *((pictures.mean, pictures.std) if pictures else ((0.0,) * 3, (1.0,) * 3)))
     if family not in MODELS:
@@ -87,6 +87,11 @@ def trunk_of(file: StateFile) -> Trunk:
             "again"
         )
     return trunk
+
+
+def _fixed(value: Any) -> Any:
+    """A value of JSON as one of `Trunk.settings`."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def joined_needs(parts: Sequence[StateFile]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.learning.augmentation import normalize
+from linnaeus_jax.models.joined import Trunk, build_trunk, can_be_joined
 from linnaeus_jax.models.names import params_to_torch
+from linnaeus_jax.registry import MODELS
 from linnaeus_jax.run.pretrained import adopt_source, set_needs
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state, write_state
 from linnaeus_jax.weights.files import IMAGE, SETTINGS, read_state
@@ -24,6 +26,7 @@ from linnaeus_jax.weights.joining import joined_needs, joined_state, read_weight
 from tests.weights.helpers import CLASSES, model_of, section, trees
 
 TINY = {"type": "EfficientNet", "variant": "tiny"}
+CONVNEXT = {"family": "ConvNeXt", "variant": "test"}
 PICTURES = {"size": [96, 96], "resize_mode": "squash", "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4]}
 
 
@@ -111,6 +114,34 @@ def test_every_trunk_gives_what_it_gives_alone(sources):
         arrays = params_to_torch(own["params"])
         loaded = load_file(sources[place])
         assert all(np.array_equal(array, loaded[leaf]) for leaf, array in arrays.items())
+
+
+def test_a_trunk_of_another_family_brings_all_its_settings(sources, tmp_path):
+    """Numbers, texts, truth values and tuples of numbers."""
+    own = {"stem": "overlap", "act": "silu", "use_grn": True, "norm_eps": 1e-5, "kernel_sizes": (3,)}
+    settings = section(type="ConvNeXt", variant="test", **{f"convnext__{key}": value for key, value in own.items()})
+    network, path = model_of(settings), tmp_path / "other.safetensors"
+    about = facts(network, "ConvNeXt", "test", CLASSES, weights="last", step=1) | {IMAGE: PICTURES}
+    write_state(path, torch_state(network, *trees(network)), about | own_settings(settings))
+    config = configured((sources[0], path))
+    state = settled(config)
+    model = model_of(config.model, size=64)
+    trunk = model.trunk(1)
+    assert {key: getattr(trunk, key) for key in own} == own
+    assert all(getattr(trunk, key) == getattr(network, key) for key in trunk.keys if key != "drop_rate")
+    done = read_weights(config.model, model, CLASSES, state)
+    assert not done.problems
+    assert {row.name.split(".")[0] for row in done.coverage.of("initial")} == {"head", "fusion"}
+
+
+@pytest.mark.parametrize("family", [name for name, family in MODELS.entries.items() if can_be_joined(family)])
+def test_a_trunk_without_settings_is_that_of_the_default_configuration(family):
+    for variant in MODELS[family].variants:
+        whole = model_of(section(type=family, variant=variant), size=64)
+        given = {name: getattr(whole, name) for name in ("img_size", "dtype", "remat", "missing_metadata")}
+        alone = build_trunk(Trunk(family, variant, (), (0.0,) * 3, (1.0,) * 3), **given)
+        assert alone.drop_rate == 0.0
+        assert all(getattr(alone, key) == getattr(whole, key) for key in alone.keys if key != "drop_rate"), variant
 
 
 def test_what_became_of_every_array_is_told_for_each_trunk(sources):
@@ -242,11 +273,18 @@ def test_a_file_that_lacks_an_array_is_named_with_its_own_names(sources, tmp_pat
         ({"family": "mFormerV0"}, "is no family whose trunk can be joined"),
         ({"family": "Joined"}, "is no family whose trunk can be joined"),
         ({"variant": "b9"}, "'b9' is no variant of EfficientNet"),
-        ({"settings": (("x", 1),)}, "pairs of a key and a whole number"),
-        ({"settings": (("efficientnet.nominal_size", "64"),)}, "pairs of a key and a whole number"),
+        ({"settings": (("x", 1),)}, "pairs of a key and its value"),
+        (
+            {"settings": (("efficientnet.nominal_size", "64"),)},
+            "nominal_size = '64' must be a whole number",
+        ),
+        ({"settings": (("efficientnet.norm_eps", True),)}, "efficientnet.norm_eps = True must be a number"),
+        ({"settings": (("efficientnet.padding", "odd"),)}, "model.efficientnet.padding = 'odd' is unknown"),
         ({"std": (0.0, 1.0, 1.0)}, "its std must be three numbers above 0"),
         ({"mean": (0.0,)}, "its mean must be three numbers"),
         ({"settings": (("efficientnet.nominal_size", 5),)}, "model.efficientnet.nominal_size = 5"),
+        (CONVNEXT | {"settings": (("convnext.kernel_sizes", (3, "3")),)}, "must be a tuple of numbers"),
+        (CONVNEXT | {"settings": (("convnext.use_grn", 1),)}, "convnext.use_grn = 1 must be True or False"),
     ],
 )
 def test_trunks_that_cannot_be_are_config_errors(sources, change, words):
