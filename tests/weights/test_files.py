@@ -121,7 +121,7 @@ def test_metadata_that_are_no_json(tmp_path, text):
     assert "no JSON" in refusal(path)
 
 
-NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [{}]}, {"a": [1.5]}, {"a": {"b": 1}}]
+NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [{}]}, {"a": [1.5, "b"]}, {"a": {"b": 1}}]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,8 @@ NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [
         {"img_size": [32]},
         {"img_size": [True, True]},
         {"classes": {"a": [10**30]}},
+        {"classes": {"a": [1.5]}},
+        *({"settings": {"a": value}} for value in (1e400, -1, [1e400], [1, []])),
         {"classes": {"a": "text"}},
     ],
 )
