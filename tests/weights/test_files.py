@@ -121,7 +121,7 @@ def test_metadata_that_are_no_json(tmp_path, text):
     assert "no JSON" in refusal(path)
 
 
-NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [{}]}, {"a": [1.5, "b"]}, {"a": {"b": 1}}]
+NO_FACT: list[Any] = [None, -1, 1.5, [None], [[]], [["a"]], {"a": None}, {"a": [{}]}, {"a": [""]}, {"a": {"b": 1}}]
 
 
 @pytest.mark.parametrize(
