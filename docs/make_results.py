@@ -42,6 +42,7 @@ _TUNED = ("last5-lite0", "last6-lite2")
 #: rows that have a line even if they are not measured
 WANTED = {
     "grocery": (*_HEADS, "control-lite2-insects", *_TUNED),
+    "grocery-most": ("last6-lite2",),
     "plants": (*_HEADS, "head-insects", "control-lite2-insects", *_TUNED),
     "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0-dates"),
     "plants-time": ("head-lite0", "head-lite2"),
@@ -52,6 +53,8 @@ WANTED = {
 
 #: rows that the tables behind the first ones show, for the page to stay short
 DETAILS = ("head-lite2", "last5-lite0-dates", "last6-lite2", "full-lite2")
+#: splits whose pictures another split has; those tables leave them out
+DIVIDED_AGAIN = ("grocery-most", "plants-time", "plants-time-control")
 
 WIDTH = 139  # characters of a line of text
 
@@ -228,9 +231,16 @@ def cost_table(data: Mapping[str, Any]) -> str:
     timed = ("predict_ms", "predict_cpu_ms", "server_ms", "pictures_per_s", "pictures_per_cpu_s")
     lines = []
     for split, rows in data.items():
+        if split.startswith("plants-time"):  # as those of plants
+            continue
         for row, one in ((row, one) for row, one in rows.items() if not from_nothing(row)):
             cost, took = one["cost"], one.get("latency", {})
-            if row in IDEAS or not ("bundle_mb" in one or ROWS[row].network) or not (cost or took):
+            if (
+                split.startswith("plants-time")
+                or row in IDEAS
+                or not ("bundle_mb" in one or ROWS[row].network)
+                or not (cost or took)
+            ):
                 continue
             cells = [""] * 3
             if cost:
@@ -264,7 +274,13 @@ def detailed(rows: Mapping[str, Any]) -> list[str]:
 
 
 def _with(data: Mapping[str, Any], what: str) -> Iterable[tuple[str, str, dict[str, Any]]]:
-    return ((split, row, rows[row]) for split, rows in data.items() for row in detailed(rows) if what in rows[row])
+    return (
+        (split, row, rows[row])
+        for split, rows in data.items()
+        if split not in DIVIDED_AGAIN
+        for row in detailed(rows)
+        if what in rows[row]
+    )
 
 
 def text(data: Mapping[str, Any], found: Results) -> str:
