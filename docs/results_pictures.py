@@ -19,22 +19,24 @@ def draw(found: Results) -> Figure:
 
     from linnaeus_jax.metrics.judged import coverage_and_risk
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
+    figure = Figure(figsize=(9, 4.6), layout="constrained", dpi=90)
     splits = [split for split in ("grocery", "plants", "leaf") if split in found]
+    rows = [row for row in ROWS if row not in IDEAS and not from_nothing(row) and any(row in found[s] for s in splits)]
+    colours = {row: f"C{place}" for place, row in enumerate(rows)}  # a row has one colour in all of them
+    lines = {}
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
-        for row, seeds in found[split].items():
-            if row in IDEAS or from_nothing(row):
-                continue
+        for row, seeds in ((row, found[split][row]) for row in rows if row in found[split]):
             arrays = figures.read(REAL / split / f"{row}-{seeds[0]['seed']}.npz")
             kind = "paths" if "paths/predicted" in arrays else "raw"
             coverage, risk = coverage_and_risk(figures.unpacked(arrays, kind), 0)
-            axes.plot(100 * coverage, 100 * risk, label=ROWS[row].title.replace(" (scikit-learn)", ""))
+            title = ROWS[row].title.replace(" (scikit-learn)", "")
+            (lines[title],) = axes.plot(100 * coverage, 100 * risk, colours[row])
         axes.set(title=SETS[split].title, xlabel="answered %", ylabel="errors among them %" if not place else None)
         axes.set_xlim(0, 100)
         axes.set_ylim(0)
         axes.grid(alpha=0.3)
-    figure.axes[-1].legend(fontsize="x-small")
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, fontsize="x-small")
     return figure
 
 
