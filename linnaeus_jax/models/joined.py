@@ -104,7 +104,7 @@ def trunk_reason(trunk: Any) -> str:
     usual = {**known.defaults, **known.variants.get(variant, {})}
     usual = {known.keys[field]: value for field, value in usual.items() if field in known.keys}
     for key, value in settings:
-        if reason := _setting_reason(key, value, usual.get(key)):
+        if key in usual and (reason := _setting_reason(key, value, usual[key])):
             return reason
     for name, values in zip(("mean", "std"), moments, strict=True):
         numbers = isinstance(values, tuple) and len(values) == 3
