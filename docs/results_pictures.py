@@ -46,7 +46,7 @@ def draw_minutes(found: Results) -> Figure:
 
     figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=90)
     curves = {
-        split: {row: seeds[0]["curve"] for row, seeds in rows.items() if "curve" in seeds[0]}
+        split: {row: seeds[0]["curve"] for row, seeds in rows.items() if from_nothing(row)}
         for split, rows in found.items()
     }
     splits = [split for split, rows in curves.items() if rows]

@@ -29,7 +29,8 @@ from linnaeus_jax.files import write_atomically
 
 #: pictures whose answers are timed
 PICTURES = 64
-PLUGIN, MINUTES, TORCH = (Path(__file__).with_name(name) for name in ("features.py", "minutes.py", "torch_net.py"))
+PLUGIN, MINUTES = (Path(__file__).with_name(name) for name in ("features.py", "minutes.py"))
+TORCH, TORCH_TUNED = (Path(__file__).with_name(name) for name in ("torch_net.py", "torch_tuned.py"))
 
 
 @dataclass
@@ -267,7 +268,7 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     elif row.how == "torch":
         inputs = torch_inputs(place, built, split, arrays.with_suffix(".in.npz"))
         command_line = [str(inputs), str(arrays), row.network, str(place.minutes or row.minutes), str(seed)]
-        start = (place.torch_python, str(TORCH))
+        start = (place.torch_python, str(TORCH_TUNED if row.trunks else TORCH))
         cost.add(once(arrays, lambda: run(command_line, work.with_suffix(".log"), start)))
         versions = figures.read(arrays)["versions"].tolist()
         extra["network"] = {"name": row.network, "minutes": place.minutes or row.minutes, "versions": versions}

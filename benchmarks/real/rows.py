@@ -56,12 +56,13 @@ class Row:
       title: as the table has it.
       trunks: whose features are used, one after the other; none: from nothing.
       how: "head" on stored features, "control" (logistic regression of scikit-learn on the same features), or
-        "pictures" (the generated configuration with `settings`), or "torch" (a network of timm, see `torch_net`).
+        "pictures" (the generated configuration with `settings`), or "torch" (a network of timm, see `torch_net`, or
+        with a trunk its last blocks, see `torch_tuned`).
       settings: config keys that differ from the generated configuration; {task} in a key stands for every rank.
       size: of the pictures, where no trunk says it.
       minutes: about so many CPU-minutes beside the features, for 2,600 training rows; of "torch" its budget.
       hidden: share of the training rows whose finest label is hidden.
-      network: of "torch", as timm calls it.
+      network: of "torch", as the program that trains it calls it.
     """
 
     title: str
@@ -125,6 +126,23 @@ def _heads(kind: str) -> dict[str, Any]:
 
 #: share of the finest labels that is hidden where null labels are compared
 HIDDEN = 0.2
+
+#: what comparisons of mixing and augmentation have in common: all blocks of Lite0 on small pictures
+PICTURES: dict[str, Any] = {
+    "train.tune": "full",
+    "train.epochs": 12,
+    "lr_scheduler.base_lr": 5e-3,
+    "data.img_size": 96,
+    "metrics.baselines": False,
+}
+
+
+def _pictures(title: str, **settings: Any) -> Row:
+    """One change beside `idea-pictures-plain`."""
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
+    return Row(title, ("lite0",), "pictures", PICTURES | changed, PICTURES["data.img_size"], 15)
+
+
 _WEIGHTS: dict[str, Any] = {"method": ("smoothing",), "normalize": True}
 
 IDEAS: dict[str, Row] = {
@@ -149,12 +167,26 @@ IDEAS: dict[str, Row] = {
         schedule__null_masking__enabled=True,
         schedule__null_masking__end_fraction=1.0,
     ),
+    "idea-pictures-plain": _pictures("all blocks, augmentation as generated, static weights"),
+    "idea-pictures-light": _pictures(
+        "the same without jitter and erasing", aug__color_jitter=0.0, aug__random_erase__prob=0.0
+    ),
+    "idea-pictures-mixup": _pictures(
+        "the same with mixup within the finest class", schedule__mixup__prob__enabled=True
+    ),
+    "idea-pictures-cutmix": _pictures(
+        "the same with cutmix within the finest class",
+        schedule__mixup__prob__enabled=True,
+        schedule__mixup__cutmix__enabled=True,
+        schedule__mixup__switch_prob=1.0,
+    ),
+    "idea-pictures-gradnorm": _pictures("the same with GradNorm", loss__grad_weighting__task__type="gradnorm"),
 }
 
 
 def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
     title = f"{TRUNKS[trunk].title}, last {blocks} blocks"
-    settings = {"train.tune": f"last:{blocks}", "train.tune_views": views, "train.epochs": 7}
+    settings = {"train.tune": f"last:{blocks}", "train.tune_views": views}
     return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
@@ -183,6 +215,12 @@ def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any
     return Row(title, (), "pictures", model | own | changed, size, minutes)
 
 
+def _torch_tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
+    """`_tuned` by PyTorch, for the CPU-minutes that `_tuned` took."""
+    title = f"{TRUNKS[trunk].title}, last {blocks} blocks (PyTorch)"
+    return Row(title, (trunk,), "torch", {}, 0, minutes, network=f"efficientnet-{trunk}:{blocks}:{views}")
+
+
 def _torch(network: str, size: int, minutes: float) -> Row:
     return Row(f"timm {network} from nothing (PyTorch), {size} px", (), "torch", {}, size, minutes, network=network)
 
@@ -208,6 +246,7 @@ ROWS: dict[str, Row] = {
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     "last6-lite2-320": _tuned("lite2-320", 6, 3, 60),
+    "torch-last6-lite2": _torch_tuned("lite2", 6, 3, 19.7),
     "full-lite2": _whole("lite2"),
     "full-lite2-320": _whole("lite2-320"),
     "full-lite2-dates": _with_dates(_whole("lite2")),
@@ -216,5 +255,5 @@ ROWS: dict[str, Row] = {
     "nothing-v1-tiny-32-muon": _nothing("mFormerV1", "tiny", 32, 10, optimizer__name="muon"),
     **{f"nothing-v0-tiny-{size}": _nothing("mFormerV0", "tiny", size, 20) for size in (32, 64, 96)},
     **{f"nothing-lite0-{size}": _nothing("EfficientNet", "lite0", size, 20) for size in (32, 64, 96)},
-    **{f"torch-resnet10t-{size}": _torch("resnet10t", size, minutes) for size, minutes in ((32, 10), (96, 4))},
+    **{f"torch-resnet10t-{size}": _torch("resnet10t", size, minutes) for size, minutes in ((32, 10), (64, 6), (96, 4))},
 }

@@ -48,7 +48,10 @@ def summary(found: Results) -> dict[str, Any]:
 
 def compared_with(row: str) -> str:
     """The row that an idea changes one thing of."""
-    return "idea-hidden-left-out" if row.startswith("idea-hidden") else "idea-plain"
+    for beginning, base in (("idea-hidden", "idea-hidden-left-out"), ("idea-pictures", "idea-pictures-plain")):
+        if row.startswith(beginning):
+            return base
+    return "idea-plain"
 
 
 def beside(base: list[dict[str, Any]], seeds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,30 @@ def augmented(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
     return padded[picture[:, None, None], y[:, :, None], z[:, None, :]].permute(0, 3, 1, 2)
 
 
-class Trained:
-    """The network with the classes of all ranks."""
+class FromNothing:
+    """The network with the classes of all ranks, on pixels.
 
-    def __init__(self, name: str, classes: list[int]) -> None:
-        self.classes = classes
+    Args:
+      given: of IN.
+    """
+
+    def __init__(self, name: str, classes: list[int], given: Mapping[str, np.ndarray]) -> None:
+        self.classes, self.pixels = classes, torch.from_numpy(given["pixels"]).to(DEVICE)
         net = timm.create_model(name, pretrained=False, num_classes=sum(classes))
         self.net = net.to(DEVICE, memory_format=torch.channels_last if GPU else torch.contiguous_format)
+        matrices = [p for p in net.parameters() if p.ndim > 1]
+        vectors = [p for p in net.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, nesterov=True)
+        self.rate, self.rows = RATE, ROWS
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+        """What the network is trained on."""
+        return augmented(normalised(self.pixels[rows]), rng)
+
+    def unchanged(self, rows: np.ndarray) -> torch.Tensor:
+        """The same of rows to judge by."""
+        return normalised(self.pixels[rows])
 
     def logits(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[B, classes] of each rank."""
@@ -67,15 +85,15 @@ class Trained:
             return torch.split(self.net(x), self.classes, dim=1)
 
     @torch.inference_mode()
-    def probabilities(self, pixels: torch.Tensor) -> list[np.ndarray]:
+    def probabilities(self, rows: np.ndarray) -> list[np.ndarray]:
         """float32 [N, classes] of each rank."""
         self.net.eval()
-        parts = [self.logits(normalised(pixels[at : at + 500])) for at in range(0, len(pixels), 500)]
+        parts = [self.logits(self.unchanged(rows[at : at + 500])) for at in range(0, len(rows), 500)]
         self.net.train()
         return [torch.cat(rank).float().softmax(1).cpu().numpy() for rank in zip(*parts)]
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], kind: type[FromNothing] = FromNothing) -> int:
     """Writes the arrays of `figures` that there are without calibration, and `curve` [epochs, 2]: minutes since the
     process began, and accuracy of the validation rows at the finest rank."""
     given = np.load(argv[0])
@@ -83,36 +101,31 @@ def main(argv: list[str]) -> int:
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     label, side, ranks = (given[name] for name in ("label", "side", "ranks"))
-    pixels = torch.from_numpy(given["pixels"]).to(DEVICE)
     targets = torch.from_numpy(label.astype(np.int64)).to(DEVICE)
     train, val, test = (np.flatnonzero(side == place) for place in range(3))
-    model = Trained(argv[2], [int(column.max()) + 1 for column in label.T])
-    matrices = [p for p in model.net.parameters() if p.ndim > 1]
-    vectors = [p for p in model.net.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(groups, lr=0.0, momentum=MOMENTUM, nesterov=True)
+    model = kind(argv[2], [int(column.max()) + 1 for column in label.T], given)
+    model.net.train()
     curve: list[tuple[float, float]] = []
     began = seconds()
     while seconds() < budget:
         order = rng.permutation(train)
-        for at in range(0, len(order) - ROWS + 1, ROWS):
+        for at in range(0, len(order) - model.rows + 1, model.rows):
             done = min(1.0, (seconds() - began) / (budget - began))
-            rate = RATE * min(done / WARMUP, 0.5 * (1 + np.cos(np.pi * done)))
-            for group in optimizer.param_groups:
+            rate = model.rate * min(done / WARMUP, 0.5 * (1 + np.cos(np.pi * done)))
+            for group in model.optimizer.param_groups:
                 group["lr"] = rate
-            rows = order[at : at + ROWS]
-            logits = model.logits(augmented(normalised(pixels[rows]), rng))
-            target = targets[rows]
+            rows = order[at : at + model.rows]
+            logits, target = model.logits(model.batch(rows, rng)), targets[rows]
             losses = [functional.cross_entropy(each.float(), target[:, rank]) for rank, each in enumerate(logits)]
-            optimizer.zero_grad()
+            model.optimizer.zero_grad()
             torch.stack([loss * 0.5**rank for rank, loss in enumerate(losses)]).sum().backward()
-            optimizer.step()
+            model.optimizer.step()
             if done >= 1.0:
                 break
-        right = model.probabilities(pixels[val])[0].argmax(1) == label[val, 0]
+        right = model.probabilities(val)[0].argmax(1) == label[val, 0]
         curve.append((seconds() / 60, float(right.mean())))
         print(f"{curve[-1][0]:.2f} minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
-    said, every = model.probabilities(pixels[test]), np.arange(len(test))
+    said, every = model.probabilities(test), np.arange(len(test))
     arrays: dict[str, Any] = {"ranks": ranks, "label": label[test].astype(np.int16), "curve": np.array(curve)}
     arrays["versions"] = np.array([f"{module.__name__} {module.__version__}" for module in (torch, timm)])
     of_label = np.stack([p[every, label[test, rank]] for rank, p in enumerate(said)], axis=1)

@@ -119,6 +119,7 @@ def test_lists_with_ranks_of_any_name(tmp_path, capsys):
     assert ranks == {"taxa_sort": ("sort", 3), "taxa_a-kind": ("a-kind", 2)}
     printed = " ".join(capsys.readouterr().out.split())
     assert "config.py: model tiny, 150 epochs; chosen for 12 training rows of 32 px on a CPU" in printed
+    assert "pictures of less than 64 px are learned better with --size 64" in printed
     assert "│ sort │ taxa_sort │" in printed
     assert verify_dataset.main([str(out / "labels.h5"), "--images", str(out / "images.h5")]) == 0
     assert "taxa_sort: no rank" not in capsys.readouterr().out

@@ -126,6 +126,8 @@ _UPDATES = {"tiny": 3000, "sm": 10_000, "md": 20_000}
 _RATES = {"tiny": 1.6e-2, "sm": 2e-3, "md": 2e-3}
 #: the same where weights are there: of their last blocks and heads, and of all of them
 _TUNED_RATE, _WHOLE_RATE = 1.6e-2, 5e-3
+#: side in pixels below which a model, which divides it by 32, learns less of a picture than of the same one enlarged
+_LEAST_SIDE = 64
 #: training rows from which random weights of a large model are taken in place of published ones of a small one
 _MANY_ROWS = 500_000
 #: epochs of all of a pretrained model, and updates beyond which fewer do
@@ -371,7 +373,8 @@ def has_weights() -> bool:
 
 
 def _remark(rows: int, img_size: int, where: str) -> str:
-    return f"chosen for {rows:,} training rows of {img_size} px {where}"
+    enlarged = f"; pictures of less than {_LEAST_SIDE} px are learned better with --size {_LEAST_SIDE}"
+    return f"chosen for {rows:,} training rows of {img_size} px {where}{enlarged * (img_size < _LEAST_SIDE)}"
 
 
 def has_accelerator() -> bool:
