@@ -11,10 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 from benchmarks.real import figures
 from benchmarks.real.rows import IDEAS, ROWS
@@ -235,12 +232,7 @@ def cost_table(data: Mapping[str, Any]) -> str:
             continue
         for row, one in ((row, one) for row, one in rows.items() if not from_nothing(row)):
             cost, took = one["cost"], one.get("latency", {})
-            if (
-                split.startswith("plants-time")
-                or row in IDEAS
-                or not ("bundle_mb" in one or ROWS[row].network)
-                or not (cost or took)
-            ):
+            if row in IDEAS or not ("bundle_mb" in one or ROWS[row].network) or not (cost or took):
                 continue
             cells = [""] * 3
             if cost:
