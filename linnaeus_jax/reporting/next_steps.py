@@ -19,6 +19,8 @@ from linnaeus_jax.taxonomy.ranks import task_name
 MOST = 5
 #: side of pictures in pixels from which on published weights are of use; blocks that are tuned on stored inputs
 SMALLEST, LAST = 96, 5
+#: side in pixels up to which the published weights were found to see more in larger pictures (docs/results.md)
+BEST_SIDE = 320
 #: training rows below which a class is small, share of its validation rows below which it is badly known, names at once
 FEW_ROWS, BADLY_KNOWN, NAMED = 30, 0.5, 5
 #: points by which accuracy must have grown over the last third of the epochs to go on, and mean gap between confidence
@@ -96,13 +98,17 @@ def _tune_more(run: RunRecord) -> Iterator[Suggestion]:
 
 
 def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
-    if str(run.config["model"].get("pretrained")) != "package:efficientnet-lite0":
-        return
-    settings = {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2", "data__img_size": 260}
-    yield Suggestion(
-        "a larger trunk and pictures, 2.5 times the time: build the data set again with --size 260 --force, then",
-        _again(run, "lite2", **settings),
-    )
+    weights, side = str(run.config["model"].get("pretrained")), run.config["data"]["img_size"]
+    settings: dict[str, Any] = {"data__img_size": BEST_SIDE}
+    again = f"build the data set again with --size {BEST_SIDE} --force, then"
+    if weights == "package:efficientnet-lite0":
+        settings |= {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2"}
+        yield Suggestion(
+            f"a larger trunk and pictures, three times the time: {again}", _again(run, "lite2", **settings)
+        )
+    elif weights == "package:efficientnet-lite2" and side < BEST_SIDE:
+        times = (BEST_SIDE / side) ** 2
+        yield Suggestion(f"larger pictures, {times:.1f} times the time: {again}", _again(run, "larger", **settings))
 
 
 def _longer(run: RunRecord) -> Iterator[Suggestion]:

@@ -63,7 +63,10 @@ def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
     assert config.train.tune == (tune or size.tune)
     assert size.seconds is not None
     assert size.seconds <= 1920 or size.epochs == 5
-    assert choose_size(rows, 64, accelerated=False, pretrained=True) == choose_size(rows, 64, accelerated=False)
+    assert size.remark.endswith("; where there is time, --size 320 is learned better")
+    without = choose_size(rows, 64, accelerated=False)
+    assert choose_size(rows, 64, accelerated=False, pretrained=True) == without
+    assert "learned better" not in without.remark
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,7 @@ def test_all_of_pretrained_weights_trains_on_an_accelerator(tmp_path, rows, side
     size = choose_size(rows, side, accelerated=True, pretrained=True)
     assert (size.variant, size.epochs, size.batch_size) == wanted
     assert size.seconds is None
+    assert ("--size 320 is learned better" in size.remark) == (side < 320)
     assert size.model == f"EfficientNet {wanted[0]}, pretrained, all of it tuned"
     how: Any = {"preprocessing": Preprocessing((side, side)), "picture_folder": "", "split": "file", "rows": rows}
     (tmp_path / "config.py").write_text(starter_config("a", "a", TASKS, {}, accelerated=True, pretrained=True, **how))

@@ -39,6 +39,7 @@ LITE0: dict[str, Any] = {
     "model__variant": "lite0",
     "model__pretrained": "package:efficientnet-lite0",
 }
+LITE2 = {key: value.replace("0", "2") for key, value in LITE0.items()} | {"data__img_size": 260}
 LITE0 |= {"data__img_size": 224}
 
 
@@ -49,7 +50,9 @@ LITE0 |= {"data__img_size": 224}
         ({"data__img_size": 48}, [{}], []),
         ({"data__img_size": 224, "model__features": ("package:efficientnet-lite0",)}, [{}], []),
         ({**LITE0, "train__tune": "head"}, [{}], ["--config.train.tune=last:5", "--config.model.variant=lite2"]),
-        ({**LITE0, "train__tune": "last:5"}, [{}], ["--config.model.variant=lite2"]),
+        ({**LITE0, "train__tune": "last:5"}, [{}], ["--size 320", "--config.model.variant=lite2", "img_size=320"]),
+        ({**LITE2, "train__tune": "last:6"}, [{}], ["1.5 times the time", "--size 320", "--config.data.img_size=320"]),
+        ({**LITE2, "train__tune": "last:6", "data__img_size": 320}, [{}], []),
         ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 10.0 + n} for n in range(6)], ["train.epochs=12"]),
         ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 50.0}] * 6, []),
         (

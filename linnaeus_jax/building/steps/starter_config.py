@@ -16,6 +16,7 @@ import numpy as np
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.reporting.next_steps import BEST_SIDE
 
 _TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
 
@@ -276,12 +277,12 @@ def _whole_size(rows: int, img_size: int, batch_size: int) -> Size:
     trunk, per_epoch, (least, most) = _trunk(img_size), max(rows // batch_size, 1), _WHOLE_EPOCHS
     epochs = min(max(round(trunk.updates / per_epoch), least), most)
     epochs = max(min(epochs, round(_WHOLE_MOST / per_epoch)), least // 2)
-    remark = _on_accelerator(rows, img_size, epochs, per_epoch)
+    remark = _on_accelerator(rows, img_size, epochs, per_epoch, pretrained=True)
     return Size(trunk.variant, epochs, batch_size, None, remark, _WHOLE_RATE, pretrained=True)
 
 
-def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int) -> str:
-    return _remark(rows, img_size, f"on a GPU or TPU: about {epochs * per_epoch:,} updates")
+def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int, *, pretrained: bool = False) -> str:
+    return _remark(rows, img_size, f"on a GPU or TPU: about {epochs * per_epoch:,} updates", pretrained=pretrained)
 
 
 def _trunk(img_size: int) -> _Trunk:
@@ -305,8 +306,8 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     seconds = storing + epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
-    how = tune, trunk.views, True
-    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), _TUNED_RATE, *how)
+    remark, how = _remark(rows, img_size, where, pretrained=True), (tune, trunk.views, True)
+    return Size(trunk.variant, epochs, batch_size, seconds, remark, _TUNED_RATE, *how)
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,8 @@ def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Seq
             before = f", {_minutes(storing / budget.speed)} of them before the first update" if storing else ""
             where = f"on this CPU: about {_minutes(seconds)} of {budget.minutes:g} minutes{before}"
             rate, how = (_TUNED_RATE if way.storing else _RATES[way.variant]), (way.tune, views, bool(way.storing))
-            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate, *how)
+            remark = _remark(rows, img_size, where, pretrained=bool(way.storing))
+            return Size(way.variant, epochs, batch_size, seconds, remark, rate, *how)
         needed.append(1 + _BESIDE + way.storing + least * way.of_epoch)
     raise UserError(
         f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this machine: the "
@@ -372,9 +374,13 @@ def has_weights() -> bool:
     return True
 
 
-def _remark(rows: int, img_size: int, where: str) -> str:
-    enlarged = f"; pictures of less than {_LEAST_SIDE} px are learned better with --size {_LEAST_SIDE}"
-    return f"chosen for {rows:,} training rows of {img_size} px {where}{enlarged * (img_size < _LEAST_SIDE)}"
+def _remark(rows: int, img_size: int, where: str, *, pretrained: bool = False) -> str:
+    larger = ""
+    if img_size < _LEAST_SIDE:
+        larger = f"; pictures of less than {_LEAST_SIDE} px are learned better with --size {_LEAST_SIDE}"
+    elif pretrained and img_size < BEST_SIDE:
+        larger = f"; where there is time, --size {BEST_SIDE} is learned better"
+    return f"chosen for {rows:,} training rows of {img_size} px {where}{larger}"
 
 
 def has_accelerator() -> bool:
