@@ -31,6 +31,8 @@ PILLOW_FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 INTERPOLATIONS = ("area", *PILLOW_FILTERS)
+#: side in pixels up to which the published weights were found to see more in larger pictures (docs/results.md)
+BEST_SIDE = 320
 #: keys of the configuration that `Preprocessing.from_config` reads
 KEYS = (
     "data.img_size",

@@ -10,6 +10,7 @@ from typing import Any
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import MISSING, config_difference, plain
+from linnaeus_jax.data.preprocessing import BEST_SIDE
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, baselines, rising_losses
@@ -19,8 +20,6 @@ from linnaeus_jax.taxonomy.ranks import task_name
 MOST = 5
 #: side of pictures in pixels from which on published weights are of use; blocks that are tuned on stored inputs
 SMALLEST, LAST = 96, 5
-#: side in pixels up to which the published weights were found to see more in larger pictures (docs/results.md)
-BEST_SIDE = 320
 #: training rows below which a class is small, share of its validation rows below which it is badly known, names at once
 FEW_ROWS, BADLY_KNOWN, NAMED = 30, 0.5, 5
 #: points by which accuracy must have grown over the last third of the epochs to go on, and mean gap between confidence

@@ -15,8 +15,7 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import cores
-from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.reporting.next_steps import BEST_SIDE
+from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
 
 _TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
 
