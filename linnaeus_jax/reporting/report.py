@@ -331,6 +331,11 @@ def rarity_order(name: str) -> tuple[float, bool]:
     return (float(number[1]) if number else np.inf, not name.startswith("lt"))
 
 
+def rarity_words(name: str) -> str:
+    """`lt_p1`, `p1_p5`, `ge_p99` as people read them: "below 1", "1–5", "from 99"."""
+    return name.replace("lt_p", "below ").replace("ge_p", "from ").replace("_p", "–").removeprefix("p")
+
+
 @section("Subsets", per_run=True)
 def subsets(run: RunRecord, tasks: Tasks) -> str:
     kinds: dict[str, dict[str, float | None]] = {}
@@ -347,13 +352,16 @@ def subsets(run: RunRecord, tasks: Tasks) -> str:
             [name, f"{counts[name]:.0f}", *(percent(column[i]) for column in values.values())]
             for i, name in enumerate(names)
         ]
+        heading = kind
         if kind == "rarity":
+            heading, shown = "percentile", [rarity_words(name) for name in names]
+            rows = [[word, *row[1:]] for word, row in zip(shown, rows, strict=True)]
             title = "Rare against common: classes by their count in training, rarest first"
-            figure = plots.bars("rarity", names, values, "top-1 accuracy [%]", "percentile of the class's count")
+            figure = plots.bars("rarity", shown, values, "top-1 accuracy [%]", "percentile of the class's count")
         else:
             title, figure = f"Subsets by {kind}, worst first", ""
             rows.sort(key=lambda row: np.inf if row[2] is None else float(row[2]))
-        columns = [kind, "rows", *(f"{name} %" for name in values)]
+        columns = [heading, "rows", *(f"{name} %" for name in values)]
         parts.append(f"<h4>{escaped(title)}</h4>{figure}{table(columns, rows)}" if rows else "")
     return "".join(parts)
 

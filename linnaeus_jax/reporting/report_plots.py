@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from linnaeus_jax.metrics.judged import LEAST_ROWS
 from linnaeus_jax.metrics.names import CHAINS
@@ -98,6 +99,8 @@ def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: fl
             )
         labels(axis, literal(panel.title), panel.x_label, panel.y_label)
         axis.set_xlim(-0.02 * end, 1.02 * end)
+        if len(content) > 1:  # narrow ones, in which numbers of updates would touch
+            axis.locator_params(axis="x", nbins=5)
         if panel.log_scale:
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -193,8 +196,18 @@ def accuracies(runs: Runs, tasks: Sequence[str]) -> str:
     content = []
     for title, name, scale in kinds:
         drawn = training_curve(runs, name, scale) + phase_curve(runs, "validation", "val", name, 1, scale=scale)
-        content.append(Panel(title, drawn, "accuracy [%]", limits=PERCENT))
-    return panels("accuracies", content, height=2.5)
+        content.append(Panel(title, drawn, "accuracy [%]"))
+    limits = percent_limits([curve.y for panel in content for curve in panel.curves])
+    return panels("accuracies", [replace(panel, limits=limits) for panel in content], height=2.5)
+
+
+def percent_limits(values: Iterable[ArrayLike]) -> tuple[float, float]:
+    """Limits of y for percentages: from 0, or where all are 50 or more from the ten below the least."""
+    finite = [y[np.isfinite(y)] for y in (np.asarray(each, np.float64) for each in values)]
+    least = min((float(y.min()) for y in finite if y.size), default=0.0)
+    bottom = min(10 * (least // 10), 90.0) if least >= 50 else 0.0
+    margin = (100 - bottom) / 50
+    return bottom - margin, 100 + margin
 
 
 def schedules(run: RunRecord) -> tuple[str, float | None]:

@@ -90,7 +90,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         "row 3</figcaption>",
         "99.50 % sure",
         "row 17",
-        "ge_p95",
+        "<td>from 95</td>",
         "schedule:",
         "<td>taxa_L10</td><td>29</td>",  # and unknown
         "<td>unsureness [%]</td>",  # 60 - 50 times the skill of 0.8, in percent
@@ -191,6 +191,21 @@ def test_numbers_of_the_tables(run: Path) -> None:
             kept, masked = (record.series(f"{name}/non_null/acc1_{task}")[1][-1] for name in ("val", phase))
             assert points == pytest.approx(kept - masked)
     assert any("skipped because of non-finite values: 1" in text for text in warnings(record))
+
+
+def test_what_is_drawn_in_percent_fills_its_axes_and_percentiles_are_words(run: Path) -> None:
+    for values, bottom in (
+        ([[3.0, np.nan, 99.0]], 0),
+        ([[96.0, 99.0], [71.5]], 70),
+        ([[100.0]], 90),
+        ([[np.nan], []], 0),
+    ):
+        low, high = report_plots.percent_limits(values)
+        assert low == pytest.approx(bottom - (100 - bottom) / 50)
+        assert high == pytest.approx(100 + (100 - bottom) / 50)
+    page = SECTIONS["Subsets"]({"run": RunRecord.load(run)}, TASKS)
+    assert all(f"<td>{name}</td>" in page for name in ("below 5", "5–50", "50–95", "from 95"))
+    assert "lt_p5" not in page
 
 
 def test_accuracies_of_the_overview_are_those_of_the_table(run: Path) -> None:
