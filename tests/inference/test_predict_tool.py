@@ -80,12 +80,14 @@ def test_answers_for_a_coverage(shared, trained, bundle, capsys):
     assert "coverage 0.9 needs thresholds that were measured on validation rows, and this model has none" in result.err
     with pytest.raises(SystemExit):
         run(capsys, trained, "photos", "--coverage", "0.9", "--min-confidence", "0.4")
-    measured = dataclasses.replace(bundle.calibration, coverage={"90": 0.9998}, coverage_rows=9)
+    measured = dataclasses.replace(bundle.calibration, coverage={"90": 0.9998, "50": 0.0}, coverage_rows=9)
     write_bundle(dataclasses.replace(bundle, calibration=measured), shared / "measured")
     result = run(capsys, "measured", "photos", "--coverage", "0.9", "--out", "a.csv")
     assert result.status == 0
     assert "8 pictures predicted, for a coverage of 0.9, at 0.9998 or more: 8 unknown" in result.out
     assert {row["answer_name"] for row in read("a.csv")} == {"unknown"}
+    result = run(capsys, "measured", "photos", "--coverage", "0.5")  # the finest answers are right as often
+    assert "8 pictures predicted, for a coverage of 0.5, at any probability: 8 to species" in result.out
     again = run(capsys, "measured", "photos", "--out", "a.csv")
     assert again.status == 2
     assert "--force" in again.err

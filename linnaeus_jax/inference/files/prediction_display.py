@@ -83,7 +83,8 @@ def summary_lines(
     where = "" if out is None else f"{out}: "
     least = f"at {options.min_confidence:g} or more"
     if coverage is not None:
-        least = f"for a coverage of {coverage:g}, at {options.min_confidence:.4g} or more"
+        threshold = f"{options.min_confidence:.4g} or more" if options.min_confidence >= 5e-5 else "any probability"
+        least = f"for a coverage of {coverage:g}, at {threshold}"
     lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
     components = [component.name for component in bundle.encoder.components]
     if components and read:
