@@ -289,14 +289,14 @@ def confidence(curves: Mapping[str, Mapping[str, Any]]) -> str:
     reliable: list[Curve] = []
     risk: list[Curve] = []
     for index, (task, one) in enumerate(curves.items()):
-        color = COLORS[index % len(COLORS)]
+        color, joined = COLORS[index % len(COLORS)], DASHES[index % len(DASHES)]  # equal curves show both
         if one.get("reliability"):
             mean, right, rows = np.asarray(one["reliability"], np.float64).T
-            for some, label, dash in ((rows >= LEAST_ROWS, task, "-"), (rows < LEAST_ROWS, "", "none")):
+            for some, label, dash in ((rows >= LEAST_ROWS, task, joined), (rows < LEAST_ROWS, "", "none")):
                 reliable.append(Curve(label, 100 * mean[some], 100 * right[some], color, dash, marker="o"))
         if one.get("risk_coverage"):
             coverage, wrong = np.asarray(one["risk_coverage"], np.float64).T
-            risk.append(Curve(task, 100 * coverage, 100 * wrong, color))
+            risk.append(Curve(task, 100 * coverage, 100 * wrong, color, joined))
     if reliable:
         reliable.append(Curve("perfectly calibrated", (0, 100), (0, 100), "#999999", "--", width=1.0))
     content = [
