@@ -95,12 +95,12 @@ class Rows:
         Args:
           scheme: "official"; "random": each finest class gives its shares, and what belongs together stays together;
             "time": test from 2023, validation drawn from before; "control": as many test, validation and training rows
-            as "time", at random; "most": test rows of "official" where the set has its own, else of "random", and one
-            validation row of each finest class that has some.
+            as "time", at random; "most": test rows of "random", and one validation row of each finest class that has
+            some.
           seed: of what is drawn.
         """
         if scheme == "most":
-            sides = self.sides("official" if all(self.given) else "random", seed)
+            sides = self.sides("random", seed)
             last = {self.names[row][0]: row for row, side in enumerate(sides) if side == "val"}
             kept = set(last.values())
             return ["train" if side == "val" and row not in kept else side for row, side in enumerate(sides)]
@@ -287,7 +287,6 @@ SETS = {
 #: name on the command line -> set and how its rows are split
 SPLITS = {
     "grocery": ("grocery", "official"),
-    "grocery-most": ("grocery", "most"),
     "plants": ("plants", "random"),
     "plants-most": ("plants", "most"),
     "plants-time": ("plants", "time"),
