@@ -159,11 +159,12 @@ IDEAS: dict[str, Row] = {
     "idea-dates": _idea("dates, hidden from half of the rows at first, from a tenth later", data__meta__active=True),
     "idea-dates-always": _idea("dates, never hidden", data__meta__active=True, schedule__meta_masking__enabled=False),
     "idea-hidden-left-out": _idea("rows with a hidden label left out", HIDDEN, data__partial__levels=False),
-    "idea-hidden-counts": _idea("hidden labels count as a class", HIDDEN),
+    "idea-hidden-counts": _idea("hidden labels count as a class", HIDDEN, train__phase1_mask_null_loss=False),
     "idea-hidden-never": _idea("hidden labels never count", HIDDEN, train__phase1_mask_null_loss=True),
     "idea-hidden-schedule": _idea(
         "hidden labels count more and more",
         HIDDEN,
+        train__phase1_mask_null_loss=False,
         schedule__null_masking__enabled=True,
         schedule__null_masking__end_fraction=1.0,
     ),
