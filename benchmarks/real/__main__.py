@@ -38,7 +38,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is made; the same one goes on")
     parser.add_argument("--seeds", default="0,1,2", help="of training, and of the split where it is drawn (0,1,2)")
     parser.add_argument("--weights", default="", help="folder of the MobileNetV2 .tflite files of google-coral")
-    parser.add_argument("--torch-python", default=sys.executable, help="that has torch and timm (default: this one)")
+    parser.add_argument(
+        "--torch-python", default=sys.executable, help="that has what the extra bench installs (default: this one)"
+    )
     parser.add_argument("--minutes", type=float, default=0.0, help="of training by PyTorch (default: the row's)")
     parser.add_argument(
         "--without-latency", action="store_true", help="do not time the answers of the bundle of seed 0"

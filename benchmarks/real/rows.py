@@ -217,7 +217,7 @@ def _nothing(kind: str, variant: str, size: int, minutes: float, **settings: Any
 
 
 def _torch_tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
-    """`_tuned` by PyTorch, for the CPU-minutes that `_tuned` took."""
+    """`_tuned` by PyTorch, in a number of CPU-minutes."""
     title = f"{TRUNKS[trunk].title}, last {blocks} blocks (PyTorch)"
     return Row(title, (trunk,), "torch", {}, 0, minutes, network=f"efficientnet-{trunk}:{blocks}:{views}")
 

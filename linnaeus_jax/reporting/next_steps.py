@@ -103,7 +103,7 @@ def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
     if weights == "package:efficientnet-lite0":
         settings |= {"model__variant": "lite2", "model__pretrained": "package:efficientnet-lite2"}
         yield Suggestion(
-            f"a larger trunk and pictures, three times the time: {again}", _again(run, "lite2", **settings)
+            f"a larger trunk and pictures, three to four times the time: {again}", _again(run, "lite2", **settings)
         )
     elif weights == "package:efficientnet-lite2" and side < BEST_SIDE:
         times = (BEST_SIDE / side) ** 2

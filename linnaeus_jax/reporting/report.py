@@ -348,14 +348,14 @@ def subsets(run: RunRecord, tasks: Tasks) -> str:
         if kind == "rarity":
             names.sort(key=rarity_order)
         values = {task_name(t): [run.last(f"val/subset/{kind}/{name}/acc1_{t}") for name in names] for t in tasks}
-        rows = [
-            [name, f"{counts[name]:.0f}", *(percent(column[i]) for column in values.values())]
-            for i, name in enumerate(names)
-        ]
-        heading = kind
+        heading, shown = kind, names
         if kind == "rarity":
             heading, shown = "percentile", [rarity_words(name) for name in names]
-            rows = [[word, *row[1:]] for word, row in zip(shown, rows, strict=True)]
+        rows = [
+            [word, f"{counts[name]:.0f}", *(percent(column[i]) for column in values.values())]
+            for i, (name, word) in enumerate(zip(names, shown, strict=True))
+        ]
+        if kind == "rarity":
             title = "Rare against common: classes by their count in training, rarest first"
             figure = plots.bars("rarity", shown, values, "top-1 accuracy [%]", "percentile of the class's count")
         else:

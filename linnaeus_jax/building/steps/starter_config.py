@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +246,11 @@ def choose_size(
     Raises:
       UserError: nothing that is worth while fits the budget.
     """
-    rows = max(rows, 1)
+    size = _chosen(max(rows, 1), img_size, accelerated=accelerated, pretrained=pretrained, budget=budget)
+    return replace(size, remark=size.remark + _larger(img_size, size.pretrained))
+
+
+def _chosen(rows: int, img_size: int, *, accelerated: bool, pretrained: bool, budget: Budget | None) -> Size:
     batch_size = 32 if rows >= 320 else 16 if rows >= 64 else 8
     if pretrained and img_size >= SMALLEST and (rows < _MANY_ROWS or not accelerated):
         if accelerated:
@@ -276,12 +280,12 @@ def _whole_size(rows: int, img_size: int, batch_size: int) -> Size:
     trunk, per_epoch, (least, most) = _trunk(img_size), max(rows // batch_size, 1), _WHOLE_EPOCHS
     epochs = min(max(round(trunk.updates / per_epoch), least), most)
     epochs = max(min(epochs, round(_WHOLE_MOST / per_epoch)), least // 2)
-    remark = _on_accelerator(rows, img_size, epochs, per_epoch, pretrained=True)
+    remark = _on_accelerator(rows, img_size, epochs, per_epoch)
     return Size(trunk.variant, epochs, batch_size, None, remark, _WHOLE_RATE, pretrained=True)
 
 
-def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int, *, pretrained: bool = False) -> str:
-    return _remark(rows, img_size, f"on a GPU or TPU: about {epochs * per_epoch:,} updates", pretrained=pretrained)
+def _on_accelerator(rows: int, img_size: int, epochs: int, per_epoch: int) -> str:
+    return _remark(rows, img_size, f"on a GPU or TPU: about {epochs * per_epoch:,} updates")
 
 
 def _trunk(img_size: int) -> _Trunk:
@@ -305,8 +309,8 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     seconds = storing + epochs * of_epoch + _BESIDE
     shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
     where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
-    remark, how = _remark(rows, img_size, where, pretrained=True), (tune, trunk.views, True)
-    return Size(trunk.variant, epochs, batch_size, seconds, remark, _TUNED_RATE, *how)
+    how = tune, trunk.views, True
+    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), _TUNED_RATE, *how)
 
 
 @dataclass(frozen=True)
@@ -349,8 +353,7 @@ def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Seq
             before = f", {_minutes(storing / budget.speed)} of them before the first update" if storing else ""
             where = f"on this CPU: about {_minutes(seconds)} of {budget.minutes:g} minutes{before}"
             rate, how = (_TUNED_RATE if way.storing else _RATES[way.variant]), (way.tune, views, bool(way.storing))
-            remark = _remark(rows, img_size, where, pretrained=bool(way.storing))
-            return Size(way.variant, epochs, batch_size, seconds, remark, rate, *how)
+            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate, *how)
         needed.append(1 + _BESIDE + way.storing + least * way.of_epoch)
     raise UserError(
         f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this machine: the "
@@ -373,13 +376,17 @@ def has_weights() -> bool:
     return True
 
 
-def _remark(rows: int, img_size: int, where: str, *, pretrained: bool = False) -> str:
-    larger = ""
+def _remark(rows: int, img_size: int, where: str) -> str:
+    return f"chosen for {rows:,} training rows of {img_size} px {where}"
+
+
+def _larger(img_size: int, pretrained: bool) -> str:
+    """What larger pictures gain, to be added to a remark."""
     if img_size < _LEAST_SIDE:
-        larger = f"; pictures of less than {_LEAST_SIDE} px are learned better with --size {_LEAST_SIDE}"
-    elif pretrained and img_size < BEST_SIDE:
-        larger = f"; where there is time, --size {BEST_SIDE} is learned better"
-    return f"chosen for {rows:,} training rows of {img_size} px {where}{larger}"
+        return f"; pictures of less than {_LEAST_SIDE} px are learned better with --size {_LEAST_SIDE}"
+    if pretrained and img_size < BEST_SIDE:
+        return f"; where there is time, --size {BEST_SIDE} is learned better"
+    return ""
 
 
 def has_accelerator() -> bool:

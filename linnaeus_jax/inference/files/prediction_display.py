@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def summary_lines(
     where = "" if out is None else f"{out}: "
     least = f"at {options.min_confidence:g} or more"
     if coverage is not None:
-        threshold = f"{options.min_confidence:.4g} or more" if options.min_confidence >= 5e-5 else "any probability"
+        none = options.min_confidence < sys.float_info.min  # just above 0
+        threshold = "any probability" if none else f"{options.min_confidence:.4g} or more"
         least = f"for a coverage of {coverage:g}, at {threshold}"
     lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
     components = [component.name for component in bundle.encoder.components]
