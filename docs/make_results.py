@@ -43,7 +43,7 @@ WANTED = {
     "plants-most": ("head-lite2", "head-lite2-insects", "last5-lite0-dates"),
     "plants-time": ("head-lite0", "head-lite2"),
     "plants-time-control": ("head-lite0", "head-lite2"),
-    "leaf": ("head-lite0", "control-lite0", "last5-lite0"),
+    "leaf": ("head-lite0", "control-lite0", *_MOBILENETS, "last5-lite0"),
     "fish": ("head-lite0", "control-lite0"),
 }
 
@@ -141,8 +141,9 @@ def answers_table(data: Mapping[str, Any]) -> str:
             [one[kind][rank][name] for kind in ("raw", "paths")] for name in ("ece", "nll", "risk_coverage_area")
         )
         cells = [" → ".join(map(percent, ece)), " → ".join(map(plain(3), nll)), " → ".join(map(plain(3), area))]
+        cells.append(plain(3)(one["haurc"]) if "haurc" in one else "")
         lines.append([split, ROWS[row].title, rank, *cells])
-    return table(["split", "", "rank", "ECE %", "NLL", "area under risk–coverage"], lines)
+    return table(["split", "", "rank", "ECE %", "NLL", "area under risk–coverage", "hAURC"], lines)
 
 
 def coverage_table(data: Mapping[str, Any]) -> str:
@@ -245,14 +246,14 @@ def cost_table(data: Mapping[str, Any]) -> str:
     return table(["split", "", *head], lines)
 
 
-def cpu_hours(found: Results) -> float:
-    """CPU-hours of all results without a GPU, features once."""
+def cpu_hours(found: Results, seeds_of_a_row: int | None = None) -> float:
+    """CPU-hours of results without a GPU, features once; of each row its first seeds."""
     minutes = 0.0
     for split, rows in found.items():
         once: dict[str, float] = {}
         on_cpu = ((row, seeds) for row, seeds in rows.items() if not from_nothing(row) and device_of(seeds) == "cpu")
         for row, seeds in on_cpu:
-            minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds)
+            minutes += sum(one["cost"]["cpu_minutes"] or 0 for one in seeds[:seeds_of_a_row])
             each = max(one["cost_of_pixels_and_features"]["cpu_minutes"] for one in seeds)
             once[f"{ROWS[row].trunks}{ROWS[row].side}"] = each
         minutes += sum(once.values()) if "time" not in split else 0.0  # which has the pictures of another split
@@ -309,6 +310,7 @@ def text(data: Mapping[str, Any], found: Results) -> str:
         accuracy=accuracy_tables(data),
         cost=cost_table(data),
         hours=f"{cpu_hours(found):.1f}",
+        first_hours=f"{cpu_hours(found, 1):.1f}",
         machine=said,
     )
 

@@ -8,7 +8,7 @@ rank by itself, calibrated), "paths" (the most probable path, calibrated) or "un
 `summed/predicted`, the best coarser classes by sums of the probabilities of the finest head; `adjusted/predicted`, the
 best classes by logits less the logarithm of the classes' shares of the training rows; `conformal/rank`, int8 [N], the
 rank of the answer at `CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows
-of each class.
+of each class; `below/RANK`, int [C], classes of the finest rank below each class, null apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.metrics.judged import MEASURES, Judged, coverage_and_risk
+from linnaeus_jax.metrics.judged import MEASURES, Judged, coverage_and_risk, haurc
 
 KINDS = ("raw", "ranks", "paths", "unseen")
 #: coverage of the conformal answers
@@ -80,6 +80,9 @@ def figures(arrays: Arrays) -> dict[str, Any]:
                 }
                 for place, rank in enumerate(ranks)
             }
+    if f"below/{ranks[0]}" in arrays:
+        below = [arrays[f"below/{rank}"] for rank in ranks]
+        found["haurc"] = _digits(haurc(unpacked(arrays, "paths"), below, int(below[0][0] == 0)))
     found["by_count"] = _by_count(arrays, ranks[0])
     if "conformal/rank" in arrays:
         answered = arrays["conformal/rank"]

@@ -86,6 +86,7 @@ def main(argv: list[str]) -> int:
         hidden = found[WITHOUT_METADATA.name]
         arrays |= figures.packed(judge(hidden.logits, hidden.label, raw, "documented"), "unseen")
     arrays |= counts(loaded.dataset.train.labels, taxonomy.tasks, ranks, taxonomy)
+    arrays |= {f"below/{rank}": below for rank, below in zip(ranks, taxonomy.tree.finest_below(), strict=True)}
     arrays["adjusted/predicted"] = adjusted(rows.logits, taxonomy, arrays, ranks)
     answered = answers.answered(rows.logits, answers.options(coverage=figures.CONFORMAL))
     given, every = answered.answer, np.arange(len(label))

@@ -97,6 +97,8 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
                 rank: over(("figures", "conformal", "answered", rank)) for rank in first["conformal"]["answered"]
             },
         }
+    if all("haurc" in one["figures"] for one in seeds):
+        out["haurc"] = over(("figures", "haurc"))
     out["by_count"] = [
         {"from": each["from"], "rows": each["rows"], "accuracy": each["accuracy"]} for each in first["by_count"]
     ]

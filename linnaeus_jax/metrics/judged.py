@@ -126,6 +126,46 @@ def coverage_and_risk(judged: Judged, place: int) -> tuple[NDArray[np.float64], 
     return risk_coverage(*ranked(judged.score[:, place]))
 
 
+def hierarchical_risk_coverage(
+    judged: Judged, below: Sequence[NDArray[np.integer]], first: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Coverage and risk of answers at the deepest rank above a threshold, for every threshold, the highest first.
+
+    An answer covers 1 - log n / log N, where n of the N classes of the finest rank lie below it: a species 1, the root,
+    which holds every label, 0. Both are means over the rows that are labelled at every rank, but for ranks at which no
+    row is, which give no answers; the first point is (0, 0), where the root answers all rows. The area below is the
+    hAURC of Goren et al. 2024, Hierarchical Selective Classification (arXiv 2405.11533, rule "climbing").
+
+    Args:
+      below: of each rank int [C], how many classes of the finest rank lie below each class; at least two of the finest.
+      first: as of `Judged.deepest`.
+    """
+    ranks = np.flatnonzero(judged.known.any(axis=0))
+    one = judged.take(judged.known[:, ranks].all(axis=1))
+    rows, every = max(len(one.label), 1), np.log(len(below[0]) - first)
+    covers, wrong = (np.zeros((len(one.label), len(ranks) + 1)) for _ in range(2))  # the last is the root
+    for column, place in enumerate(ranks):
+        covers[:, column] = 1 - np.log(np.maximum(below[place][one.predicted[:, place]], 1)) / every
+        wrong[:, column] = ~one.right[:, place]
+    # a rank answers from its own threshold down to that of a finer one
+    sure = np.where(one.predicted >= first, one.probability, -1.0)[:, ranks]
+    threshold = np.maximum.accumulate(sure, axis=1).ravel()
+    order = np.argsort(-threshold, kind="stable")
+    falling = threshold[order]
+    last = np.flatnonzero((np.diff(falling, append=-np.inf) < 0) & (falling >= 0))
+    steps = (-np.diff(values, axis=1).ravel()[order].cumsum()[last] / rows for values in (covers, wrong))
+    coverage, risk = (np.concatenate([[0.0], values]) for values in steps)
+    return coverage, risk
+
+
+def haurc(judged: Judged, below: Sequence[NDArray[np.integer]], first: int) -> float:
+    """Area under `hierarchical_risk_coverage`; NaN where no row is labelled at the finest rank, or with one class."""
+    if len(below[0]) - first < 2 or not judged.known[:, 0].any():
+        return float("nan")
+    coverage, risk = hierarchical_risk_coverage(judged, below, first)
+    return float(np.trapezoid(risk, coverage))
+
+
 @dataclass(frozen=True)
 class RollUp:
     """Answers at one `min_confidence`.

@@ -137,6 +137,12 @@ class TaxonomyTree:
         sizes = {task: len(ids) for task, ids in classes.items()}
         return cls(tasks, sizes, parents, null_possible=null_possible), conflicts
 
+    def finest_below(self) -> list[NDArray[np.int64]]:
+        """Of every task int [C]: how many classes of the finest one, null apart, lie below each class."""
+        ancestors = self.anc[self.task_keys[0]][int(self.null_possible) :].T
+        sizes = self.num_classes.values()
+        return [np.bincount(of[of >= 0], minlength=size) for of, size in zip(ancestors, sizes, strict=True)]
+
     def top_classes(self) -> range:
         """The non-null classes of the coarsest task: more than one makes the data a metaclade."""
         return range(1 if self.null_possible else 0, self.num_classes[self.task_keys[-1]])

@@ -109,6 +109,7 @@ def of_bundle(options: argparse.Namespace) -> None:
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     """Prints the tables of `evaluation_page.summary`."""
     from linnaeus_jax.inference.quality.evaluating import PATH
+    from linnaeus_jax.inference.quality.evaluation_page import haurc_text
     from linnaeus_jax.metrics.judged import roll_up_rows
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import percent, table
@@ -124,7 +125,7 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     rows = roll_up_rows(numbers["roll_up"], percent)
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))
-    for text in numbers["notes"]:
+    for text in filter(None, (haurc_text(numbers).strip(), *numbers["notes"])):
         console.print(text, soft_wrap=True)
 
 

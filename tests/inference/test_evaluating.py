@@ -27,6 +27,7 @@ from linnaeus_jax.inference.quality.evaluating import (
     read_labelled,
 )
 from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
+from linnaeus_jax.metrics.judged import haurc
 from linnaeus_jax.tools import evaluate
 
 #: species of the rows; 99 is a species that the model does not know, of a genus that it knows
@@ -104,7 +105,8 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
     stub: Any = SimpleNamespace(
         bundle=bundle, answers=model.answers, forward=SimpleNamespace(buckets=(64,), dispatch=forward)
     )
-    numbers = summary(bundle, evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels)))
+    evaluated = evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels))
+    numbers = summary(bundle, evaluated)
     assert json.loads(json.dumps(numbers)) == numbers
     species, genus = numbers["ranks"]["species"], numbers["ranks"]["genus"]
     assert (species["rows"], species["unknown_rows"], species["unknown_taxa"]) == (4, 2, 1)
@@ -118,6 +120,9 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
     [at_half] = [each for each in numbers["roll_up"] if each["min_confidence"] == 0.5]
     assert at_half["answered"] == {"family": 0.0, "genus": pytest.approx(2 / 7), "species": pytest.approx(5 / 7)}
     assert at_half["error"] == pytest.approx(3 / 7)  # rows 0, 1 and 5
+    below = [np.array(counts) for counts in ([0, 1, 1, 1, 1], [0, 2, 1], [0, 2, 1])]
+    assert numbers["haurc"] == pytest.approx(haurc(evaluated.strict, below, first=1))
+    assert numbers["haurc"] > 0.2  # rows 0, 1 and 5 of six are wrong at the genus already
 
 
 def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):

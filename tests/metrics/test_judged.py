@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import jax
 import numpy as np
 import pytest
 
 from linnaeus_jax.metrics.extras import signed_confidence
-from linnaeus_jax.metrics.judged import Judged, accuracy, coverage_and_risk, ece, joined, nll, roll_up, roll_up_rows
+from linnaeus_jax.metrics.judged import (
+    Judged,
+    accuracy,
+    coverage_and_risk,
+    ece,
+    haurc,
+    hierarchical_risk_coverage,
+    joined,
+    nll,
+    roll_up,
+    roll_up_rows,
+)
 
 
 @pytest.fixture
@@ -72,6 +84,38 @@ def test_roll_up_answers_at_the_deepest_rank_that_is_sure():
     shares = (each.to_json(["species", "genus", "order"]) for each in (half, sure))
     cells = roll_up_rows(shares, lambda share: None if share is None else round(100 * share))
     assert cells == [["0.5", 25, 25, 50, 0, 33], ["0.95", 0, 0, 0, 100, None]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hierarchical_risk_and_coverage_are_those_of_every_threshold(seed):
+    """Six species in genera of 3, 2 and 1; probabilities with ties, answers and labels that are missing."""
+    rng, above = np.random.default_rng(seed), np.array([0, 1, 1, 1, 2, 2, 3])
+    below = [np.array([0, 1, 1, 1, 1, 1, 1]), np.array([0, 3, 2, 1])]
+    species, answered = rng.integers(0, 7, 60), rng.integers(0, 7, 60)
+    label, predicted = (np.stack([x, above[x]], axis=1).astype(np.int32) for x in (species, answered))
+    predicted[:5, 1] = rng.integers(0, 4, 5)  # ranks that contradict each other
+    probability = np.sort(rng.integers(0, 8, (60, 2)) / 8, axis=1)
+    judged = Judged(np.arange(60), label, label > 0, predicted, probability, np.ones((60, 2)))
+
+    known = judged.take(label[:, 0] > 0)
+    expected = [(0.0, 0.0)]
+    for threshold in np.unique(probability)[::-1]:
+        covered, wrong = [], []
+        for row, rank in enumerate(known.deepest(threshold, first=1)):
+            taxa = 6 if rank == 2 else below[rank][known.predicted[row, rank]]
+            covered.append(1 - np.log(taxa) / np.log(6))
+            wrong.append(rank < 2 and not known.right[row, rank])
+        expected.append((np.mean(covered), np.mean(wrong)))
+    found = np.stack(hierarchical_risk_coverage(judged, below, first=1), axis=1)
+    assert {tuple(point) for point in found.round(9)} == {tuple(point) for point in np.round(expected, 9)}
+    assert np.all(np.diff(found[:, 0]) >= 0)
+    area = sum((x[0] - y[0]) * (x[1] + y[1]) / 2 for y, x in pairwise(expected))
+    assert haurc(judged, below, first=1) == pytest.approx(area)
+    assert np.isnan(haurc(judged.take(label[:, 0] == 0), below, first=1))
+
+    unlabelled = replace(judged, known=(label > 0) & np.array([True, False]))
+    flat = replace(judged, predicted=predicted * np.array([1, 0], np.int32))
+    assert haurc(unlabelled, below, first=1) == pytest.approx(haurc(flat, below, first=1))
 
 
 def test_rows_are_taken_and_joined_in_every_column(judged):

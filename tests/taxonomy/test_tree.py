@@ -93,6 +93,7 @@ def test_majority_parent_and_tie_to_smaller_id():
     label = np.array(rows, np.int32)
     tree, conflicts = TaxonomyTree.from_labels(CLASSES, [label[:4], label[4:]], null_possible=True, conflict_limit=0.5)
     assert tree.parent["taxa_L10"].tolist() == [-1, 2, 1]
+    assert [of.tolist() for of in tree.finest_below()] == [[0, 1, 1], [0, 1, 1]]
     assert [(c.child, c.parents, c.counts) for c in conflicts] == [(1, (2, 1), (3, 2)), (2, (1, 2), (1, 1))]
     assert conflicts[0].minority_share == pytest.approx(0.4)
 
@@ -111,3 +112,4 @@ def test_labels_without_null_class():
     assert tree.parent["taxa_L10"].tolist() == [0, -1]
     assert conflicts == []
     assert list(tree.top_classes()) == [0]
+    assert [of.tolist() for of in tree.finest_below()] == [[1, 1], [1]]

@@ -19,6 +19,7 @@ from linnaeus_jax.metrics.judged import (
     MEASURES,
     THRESHOLDS,
     coverage_and_risk,
+    haurc,
     number,
     reliability,
     roll_up,
@@ -59,6 +60,7 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "ranks": ranks,
         "unknown_taxa_answered": {rank: _answered(evaluated, place, bundle) for place, rank in taxonomy.coarse_first},
         "roll_up": [each.to_json(list(taxonomy.ranks.values())) for each in rolled],
+        "haurc": number(haurc(evaluated.strict, taxonomy.tree.finest_below(), taxonomy.first)),
     }
 
 
@@ -191,7 +193,17 @@ def roll_up_table(numbers: Mapping[str, Any]) -> str:
     columns = ["confidence", *(f"answered at {rank} %" for rank in numbers["ranks"]), "no answer %", "errors %"]
     return table(columns, rows) + note(
         "Every row is answered at the deepest rank that is probable enough. Errors are a share of the answers; "
-        "naming a taxon at the rank of one that the model does not know is an error."
+        "naming a taxon at the rank of one that the model does not know is an error." + haurc_text(numbers)
+    )
+
+
+def haurc_text(numbers: Mapping[str, Any]) -> str:
+    """A sentence on the area under errors over all confidences; empty where there is none."""
+    if numbers["haurc"] is None:
+        return ""
+    return (
+        f" Area under the hierarchical risk–coverage curve (hAURC, Goren et al. 2024): {numbers['haurc']:.4f};"
+        " 0 is best."
     )
 
 
