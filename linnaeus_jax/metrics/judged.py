@@ -144,7 +144,7 @@ def hierarchical_risk_coverage(
     one = judged.take(judged.known[:, ranks].all(axis=1))
     rows, every = max(len(one.label), 1), np.log(len(below[0]) - first)
     covers, wrong = (np.zeros((len(one.label), len(ranks) + 1)) for _ in range(2))  # the last is the root
-    for column, place in enumerate(ranks):
+    for column, place in enumerate(ranks.tolist()):
         covers[:, column] = 1 - np.log(np.maximum(below[place][one.predicted[:, place]], 1)) / every
         wrong[:, column] = ~one.right[:, place]
     # a rank answers from its own threshold down to that of a finer one
