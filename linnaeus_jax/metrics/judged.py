@@ -141,7 +141,7 @@ def hierarchical_risk_coverage(
       first: as of `Judged.deepest`.
     """
     ranks = np.flatnonzero(judged.known.any(axis=0))
-    one = judged.take(judged.known[:, ranks].all(axis=1))
+    one = judged.take(np.asarray(judged.known[:, ranks].all(axis=1)))
     rows, every = max(len(one.label), 1), np.log(len(below[0]) - first)
     covers, wrong = (np.zeros((len(one.label), len(ranks) + 1)) for _ in range(2))  # the last is the root
     for column, place in enumerate(ranks.tolist()):
