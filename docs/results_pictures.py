@@ -56,13 +56,14 @@ def draw_minutes(found: Results) -> Figure:
         for split, rows in found.items()
     }
     splits = [split for split, rows in curves.items() if rows]
+    names = [row.replace(f"-{ROWS[row].size}", "") for split in splits for row in curves[split]]
+    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(names))}  # one of every network
     devices = {split: found[split][next(iter(curves[split]))][0]["machine"]["devices"][0] for split in splits}
     for place, split in enumerate(splits):
         axes = figure.add_subplot(1, len(splits), place + 1)
         for row, points in curves[split].items():
-            axes.plot(
-                [x for x, _ in points], [100 * y for _, y in points], label=ROWS[row].title.replace(" from nothing", "")
-            )
+            label, colour = ROWS[row].title.replace(" from nothing", ""), colours[row.replace(f"-{ROWS[row].size}", "")]
+            axes.plot([x for x, _ in points], [100 * y for _, y in points], colour, label=label)
         axes.set(
             title=SETS[SPLITS[split][0]].title,
             xlabel="CPU-minutes" if devices[split] == "cpu" else f"minutes on one {devices[split]}",
