@@ -175,8 +175,8 @@ def mix(
 
     Image: mixup lam * image + (1 - lam) * partner's image; cutmix the partner's pixels inside of the box, with lam
     corrected to the area outside of it. Metadata, per component: where both are valid one of the two, by `pick` and
-    independent of lam; where one is valid that one. Rows of group -1 and rows that are their own partner stay as they
-    are.
+    independent of lam; where one is valid that one; where neither is, zeros. Rows of group -1 and rows that are their
+    own partner stay as they are.
 
     Args:
       image: float [B, H, W, 3].
@@ -212,9 +212,11 @@ def mix(
 
     partner_meta, partner_valid = of_partner(meta), of_partner(valid)
     take_partner = mixed[:, None] & partner_valid & (~valid | (draws.pick >= 0.5)[:, None])
+    column = column_components(bounds, meta.shape[1])
+    own_meta = jnp.where((valid | ~mixed[:, None])[:, column], meta, 0.0)
     return Mixed(
         image=computed_if(draws.active, blend, image, store=True),
-        meta=jnp.where(take_partner[:, column_components(bounds, meta.shape[1])], partner_meta, meta),
+        meta=jnp.where(take_partner[:, column], partner_meta, own_meta),
         valid=jnp.where(take_partner, partner_valid, valid),
         partner_label=of_partner(label),
         lam=lam,

@@ -78,6 +78,11 @@ def test_zeros_are_values(golden):
     mixed, mask, _ = mix_golden(golden, MixSettings(block=6, mixup=True), False, golden["zeros/aux_in"])
     np.testing.assert_array_equal(mixed.meta, golden["zeros/want_aux"])
     np.testing.assert_array_equal(mask, golden["zeros/want_mask"])
+    # and what neither row knows becomes zeros, whatever stands there
+    unknown = np.where(golden["mask"], golden["aux"], 7)
+    mixed, _, _ = mix_golden(golden, MixSettings(block=6, mixup=True), False, unknown)
+    rows = (golden["group_ids"] >= 0) & (golden["perm"] != np.arange(len(unknown)))
+    np.testing.assert_array_equal(np.asarray(mixed.meta)[rows], golden["mixup/aux"][rows])
 
 
 def test_minmax_bounds_the_pasted_share():
