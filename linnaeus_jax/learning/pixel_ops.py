@@ -139,13 +139,29 @@ def equalize_table(counts: jax.Array) -> jax.Array:
     return jnp.where(step[:, None] > 0, table, jnp.arange(256)[None, :])
 
 
+@functools.cache
+def _levels_short_by_one() -> np.ndarray:
+    """Where Pillow's autocontrast stays one below a whole number by rounding in float64: int32, ascending, codes
+    (low * 256 + high) * 256 + level."""
+    high, level = np.arange(256)[:, None], np.arange(256)[None, :]
+    codes = []
+    for low in range(255):
+        scale = 255.0 / np.maximum(high - low, 1)
+        exact, whole = np.divmod((level - low) * 255, np.maximum(high - low, 1))
+        short = (level > low) & (level <= high) & (whole == 0) & ((level * scale + -low * scale).astype(int) < exact)
+        codes.append(low * 256 * 256 + np.flatnonzero(short))
+    return np.concatenate(codes).astype(np.int32)
+
+
 def autocontrast_table(counts: jax.Array) -> jax.Array:
     """Table that stretches the used range of `counts` int32 [3, 256] to 0..255; int32 [3, 256]."""
     level = jnp.arange(256)[None, :]
     low = jnp.argmax(counts > 0, axis=1)[:, None]
     high = 255 - jnp.argmax(counts[:, ::-1] > 0, axis=1)[:, None]
     stretched = jnp.clip((level - low) * 255 // jnp.maximum(high - low, 1), 0, 255)
-    return jnp.where(high > low, stretched, level)
+    codes, code = jnp.asarray(_levels_short_by_one()), (low * 256 + high) * 256 + level
+    found = jnp.minimum(jnp.searchsorted(codes, code, method="scan_unrolled"), len(codes) - 1)
+    return jnp.where(high > low, stretched - (codes[found] == code), level)
 
 
 def _table(

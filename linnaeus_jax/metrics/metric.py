@@ -142,8 +142,9 @@ def rank_of_label(logits: jax.Array, label: jax.Array) -> jax.Array:
     Returns:
       int32 [B]; 0 means that the prediction is right.
     """
-    logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)
     label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)
+    nan, label_nan = jnp.isnan(logits), jnp.isnan(label_logit)
     index = jnp.arange(logits.shape[1], dtype=label.dtype)[None, :]
-    before = (logits > label_logit) | ((logits == label_logit) & (index < label[:, None]))
-    return before.sum(axis=1, dtype=jnp.int32)
+    larger = (logits > label_logit) | (nan & ~label_nan)  # NaN is above infinity, too
+    equal = (logits == label_logit) | (nan & label_nan)
+    return (larger | (equal & (index < label[:, None]))).sum(axis=1, dtype=jnp.int32)

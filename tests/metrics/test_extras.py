@@ -23,6 +23,7 @@ from linnaeus_jax.metrics.extras import (
     risk_coverage,
     signed_confidence,
 )
+from linnaeus_jax.metrics.metric import rank_of_label
 from linnaeus_jax.metrics.phase import batch_sums, summarise
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
@@ -177,10 +178,12 @@ def test_the_best_class_is_that_of_argmax():
     logits = np.random.default_rng(0).integers(-3, 3, (60, 7)).astype(np.float32)  # full of ties
     logits[::5, 3] = logits[::7, 5] = np.nan
     logits[1] = -np.inf
-    logits[2, 4] = np.inf
+    logits[2, 4] = logits[5, 1] = logits[7, 6] = np.inf
     for dtype in (jnp.float32, jnp.bfloat16):
         given = jnp.asarray(logits, dtype)
-        np.testing.assert_array_equal(predict(given), jnp.argmax(given, axis=1))
+        best = jnp.argmax(given, axis=1)
+        np.testing.assert_array_equal(predict(given), best)
+        np.testing.assert_array_equal(rank_of_label(given, best), 0)
 
 
 def test_null_predictions_are_consistent_only_from_the_fine_end():
