@@ -303,16 +303,15 @@ def _statistics(
     norm: jax.Array,
     finite: jax.Array,
 ) -> MetricAccumulator:
-    """The statistics of one update; a skipped one adds its samples but no non-finite number."""
+    """The statistics of one update; of a skipped one, whose losses are in no mean, its null labels alone."""
     sums = dict(stats.sums)
     sums["loss_weighted"] = loss * sums["count"]
-    sums = {name: jnp.where(finite | jnp.issubdtype(x.dtype, jnp.integer), x, 0) for name, x in sums.items()}
     null = targets.null & (batch["weight"] > 0)[..., None]
     return MetricAccumulator(
-        sums=sums,
+        sums={name: jnp.where(finite, x, 0) for name, x in sums.items()},
         grad_norm=jnp.where(finite, norm, 0.0),
         updates=finite.astype(jnp.int32),
-        meta_valid=stats.meta_valid,
+        meta_valid=jnp.where(finite, stats.meta_valid, 0),
         null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
         null_included=(null & targets.loss_mask).sum(axis=(0, 1), dtype=jnp.int32),
     )
