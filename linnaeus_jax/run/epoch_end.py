@@ -102,7 +102,7 @@ class EpochEnd:
         self.write_progress()
         if due.save:
             self._rank(epoch, step)
-        reason = self._early_stop(results)
+        reason = self._early_stop()
         is_last = reason is not None or step >= resolved.total_steps
         saved = due.save
         if reason is not None and epoch < resolved.epochs - 1:
@@ -158,10 +158,9 @@ class EpochEnd:
             host.ranking.pop(old, None)
             log.debug("checkpoint of step %d removed by retention", old)
 
-    def _early_stop(self, results: Results) -> str | None:
+    def _early_stop(self) -> str | None:
         host, spec = self.host, self.host.schedule.resolved.early_stop
-        refreshed = spec.phase == "train" or spec.phase in results
-        metric = host.tracker.value(result_name(spec.phase, spec.metric)) if refreshed else None
+        metric = host.tracker.value(result_name(spec.phase, spec.metric), host.progress.global_step)
         if host.schedule.should_stop_early(metric, host.logger.last_grad_norm):
             reason = host.schedule.stop_reason
             log.warning("early stop after %d updates: %s", host.progress.global_step, reason)
