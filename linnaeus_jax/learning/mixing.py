@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from linnaeus_jax.learning.branches import computed_if
-from linnaeus_jax.learning.meta_masking import Bounds, column_components
+from linnaeus_jax.learning.meta_masking import Bounds, column_components, zero_components
 from linnaeus_jax.mistakes import InputError
 
 
@@ -210,14 +210,12 @@ def mix(
         weight = weight.astype(image.dtype)
         return weight * image + (1 - weight) * of_partner(image)
 
-    partner_meta, partner_valid = of_partner(meta), of_partner(valid)
-    take_partner = mixed[:, None] & partner_valid & (~valid | (draws.pick >= 0.5)[:, None])
-    column = column_components(bounds, meta.shape[1])
-    own_meta = jnp.where((valid | ~mixed[:, None])[:, column], meta, 0.0)
+    take_partner = mixed[:, None] & of_partner(valid) & (~valid | (draws.pick >= 0.5)[:, None])
+    picked = jnp.where(take_partner[:, column_components(bounds, meta.shape[1])], of_partner(meta), meta)
     return Mixed(
         image=computed_if(draws.active, blend, image, store=True),
-        meta=jnp.where(take_partner[:, column], partner_meta, own_meta),
-        valid=jnp.where(take_partner, partner_valid, valid),
+        meta=zero_components(picked, valid | take_partner | ~mixed[:, None], bounds),
+        valid=valid | take_partner,
         partner_label=of_partner(label),
         lam=lam,
     )
