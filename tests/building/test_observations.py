@@ -61,7 +61,7 @@ def test_the_encodings_are_the_documented_ones():
     seen = observe(BuildOptions(temporal="day"), date=["2023-07-15", "2023-07"])
     days = seen.encoded["temporal"]
     assert days.attributes["column_names"] == ["jd_sin", "jd_cos"]
-    np.testing.assert_allclose(days.values, [[-0.22805777, -0.97364759], [0, 0]], atol=1e-6)
+    np.testing.assert_allclose(days.values, [[-0.22805777, -0.97364759], [0.0, 0.0]], atol=1e-6)
     assert seen.known["TEMPORAL"].tolist() == [True, False]  # of a month alone no day is known
 
 

@@ -203,6 +203,6 @@ def test_early_stop_judges_what_was_just_measured(accuracy, epochs):
     assert World(settings, accuracy).run_all() == epochs
     # nor is a metric that is absent from its phase, as the loss of an epoch whose updates were all skipped
     world = World(settings | {"train.early_stop.metric": "train_loss"}, dict.fromkeys(range(70), 0.5))
-    means = iter([{"loss": 1.0}, {}, {"loss": 0.5}, {"loss": 0.5}])
-    world.host.logger.finish_epoch = lambda: next(means)
-    assert world.run_all() == 4
+    means = [{"loss": 1.0}, {}, {"loss": 0.5}, {"loss": 0.5}]
+    with mock.patch.object(world.host.logger, "finish_epoch", side_effect=means):
+        assert world.run_all() == 4

@@ -99,7 +99,7 @@ def read_observations(frame: pl.DataFrame, options: BuildOptions) -> Observation
         encoded["temporal"] = encode_moments(moments, options.temporal)
         raw["raw_date_observed"] = frame.select(value.fill_null(""))["value"].to_numpy().astype(object)
         raw["raw_date_observed"][read.reason.is_not_null().to_numpy()] = ""
-        known["TEMPORAL"] = encoded["temporal"].values[:, :2].any(axis=1)  # month or day, whichever is stored
+        known["TEMPORAL"] = (encoded["temporal"].values[:, :2] != 0).any(axis=1)  # month or day, whichever is stored
     if given & {"elevation", "elevation_max"}:
         metres, reason, value = _elevations(frame)
         note("ELEVATION", value, reason)
