@@ -27,7 +27,7 @@ from linnaeus_jax.building.scan.verify import verify_labels
 from linnaeus_jax.building.steps import build as building
 from linnaeus_jax.building.steps.build import build, build_shard, discard, merge
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, BuildOptions
-from linnaeus_jax.building.steps.pixels import BATCH, Journal, Outcome, encode_jpeg
+from linnaeus_jax.building.steps.pixels import BATCH, Journal, Outcome, encode_jpeg, read_pictures
 from linnaeus_jax.building.steps.plan import plan_build
 from linnaeus_jax.building.steps.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.config import load_config
@@ -233,6 +233,16 @@ def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
         journal.write_bytes(text + damaged)
         assert len(Journal.load(journal).outcomes) == 3
         assert journal.read_bytes() == text
+
+
+def test_a_copy_is_one_of_the_first_picture_also_after_going_on(tmp_path):
+    picture, journal = tmp_path / write_pictures(tmp_path, 1)[0], Journal(tmp_path / "journal.jsonl")
+    digest = hashlib.blake2b(picture.read_bytes(), digest_size=16).hexdigest()
+    known = [Outcome(digest), Outcome(digest, 0, "duplicate picture", "0")]
+    journal.add(known, 0)
+    options = BuildOptions(images="folder")
+    outcomes = read_pictures([str(picture)] * 3, options, journal.path, None, 1, lambda *_: None)
+    assert outcomes == [*known, known[1]]
 
 
 @pytest.mark.slow

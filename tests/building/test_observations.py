@@ -134,6 +134,13 @@ def test_year_month_and_day_stand_in_for_a_date():
     assert seen.blanked["reason"].to_list() == ["no such month: 13", "no month"]
     hours = seen.encoded["temporal"].values[:, 2:]
     np.testing.assert_allclose(hours, [[0, 0], [0, 0], [1, 0], [0, 0], [0, -1]], atol=1e-6)
+    no_year = observe(BuildOptions(temporal="day"), month=["5"], day=["17"])
+    assert no_year.days.tolist() == [-1]
+    assert no_year.encoded["temporal"].values.tolist() == [[0, 0]], "the day of the year depends on the year"
+
+
+def test_days_before_1970_are_known():
+    assert observe(date=["1969-12-30", "1970-01-02", None]).days.tolist() == [0, 3, -1]
 
 
 def test_year_month_and_day_count_where_the_date_cannot_be_read():

@@ -84,6 +84,8 @@ def test_every_class_of_two_has_a_row_for_training_and_one_for_validation():
         assert 0 in of_class
         assert one < 2 or 1 in of_class
         assert (of_class == 1).sum() <= max(1, round(0.1 * one + 0.5))
+    assigned = assign_splits(rows, BuildOptions(split="stratified", val=0.1, test=0.4))
+    assert len(set(label[assigned == 0].tolist())) == 59
 
 
 def test_by_date_the_newest_are_measured_on():
@@ -91,6 +93,8 @@ def test_by_date_the_newest_are_measured_on():
     rows = plain_rows(np.ones(10), day=day)
     assigned = assign_splits(rows, BuildOptions(split="date", val=0.2, test=0.1))
     assert assigned.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
+    undated = plain_rows(np.ones(4), day=np.array([-1, -1, -1, 3]))
+    assert assign_splits(undated, BuildOptions(split="date", val=0.25, test=0.5)).tolist() == [0, 0, 0, 2]
 
 
 def test_a_given_split_is_kept_but_for_occurrences_on_two_sides():
@@ -102,6 +106,13 @@ def test_units_join_over_other_rows():
     unit = units_of(np.array([0, 0, 1, -1, 2]), np.array([-1, 5, 5, -1, 6]))
     assert unit[0] == unit[1] == unit[2]
     assert len(set(unit.tolist())) == 3
+
+
+def test_cells_are_of_one_size_on_both_sides_of_zero():
+    place = [[0.05, 0.05], [-0.05, 0.05], [0.05, -0.05], [0.06, 0.09], [np.nan, 0.05]]
+    cell = grid_cells(np.array(place), 0.1).tolist()
+    assert len(set(cell[:3])) == 3
+    assert (cell[3], cell[4]) == (cell[0], -1)
 
 
 @pytest.mark.parametrize("split", ["observer", "date", "given"])

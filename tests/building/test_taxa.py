@@ -174,6 +174,8 @@ def test_what_may_be_a_mistake_is_no_homonym():
     assert TWO_PARENTS in without_parent.reason.tolist()
     with_ids = label(name_L10=["A a", "A b"], name_L20=["A"] * 2, id_L20=["1", "1"], name_L30=["F", "G"])
     assert TWO_PARENTS in with_ids.reason.tolist()
+    nothing_finer = label(name_L10=["A a", None], name_L20=["A"] * 2, name_L30=["F", "G"])
+    assert TWO_PARENTS in nothing_finer.reason.tolist()
 
 
 def test_classes_that_differ_in_spelling_are_said():
