@@ -133,6 +133,14 @@ def test_the_plain_form_computes_the_same(name, large, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", EVERYWHERE)
+def test_a_condition_chooses_alike_on_every_kind_of_device(kind):
+    with backend.tracing_for(kind):
+        for condition in (True, False):
+            found = computed_if(jnp.bool_(condition), lambda x: x * 2, X, store=True)
+            np.testing.assert_array_equal(found, X * 2 if condition else X)
+
+
 def test_nothing_is_left_of_the_tricks_in_what_is_traced(monkeypatch):
     def update(x, kernel, angles):
         out = rotate(operations.gelu(depthwise_conv(x, kernel))[:, :5, :2, :4], angles, "rotary")

@@ -30,6 +30,7 @@ WEB = "https://host.org"
         (["x/IMG_1.JPG"], [(f"{WEB}/media/IMG_1.jpg?size=large", "1", 1)], ["x/IMG_1.JPG"]),
         (["1_1.jpg", "1_2.png"], [(f"{WEB}/u", "1", 1), (f"{WEB}/v", "1", 2)], ["1_1.jpg", "1_2.png"]),
         (["1-0.jpg", "1-1.jpg"], [(f"{WEB}/u", "1", 1), (f"{WEB}/v", "1", 2)], ["1-0.jpg", "1-1.jpg"]),
+        (["1-0.jpg", "2-1.jpg"], [(f"{WEB}/u", "1", 1), (f"{WEB}/v", "2", 1)], ["1-0.jpg", "2-1.jpg"]),
         (["1.jpg"], [(f"{WEB}/u", "1", 1), (f"{WEB}/v", "1", 2)], ["1.jpg", "no such picture"]),
         (["1/b.jpg", "1/a.jpg"], [(f"{WEB}/u", "1", 1), (f"{WEB}/v", "1", 2)], ["1/a.jpg", "1/b.jpg"]),
         (
@@ -46,7 +47,7 @@ WEB = "https://host.org"
             ["no picture named", "unsafe path", "no such picture"],
         ),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_ways_to_name_downloads(files, media, wanted):
     assert match(files, media) == wanted

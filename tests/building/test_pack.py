@@ -227,11 +227,13 @@ def test_a_file_that_was_packed_for_other_labels(labels, folder, tmp_path):
     assert "alignment" in {f.check for f in found.findings}
 
 
-def test_a_file_that_changes_meanwhile(labels, tmp_path, monkeypatch):
+@pytest.mark.parametrize("content", [b"another", bytes(9999)], ids=["shorter", "longer"])
+def test_a_file_that_changes_meanwhile(labels, tmp_path, monkeypatch, content):
     folder = write_folder(tmp_path / "pictures")
 
     def progress(done: int, total: int) -> None:
-        (folder / identifiers()[-1]).write_bytes(b"another")
+        if done == 1:  # once: a file that is just written again is a short one
+            (folder / identifiers()[-1]).write_bytes(content)
 
     monkeypatch.setattr("linnaeus_jax.building.pack.PIECE_ROWS", 1)
     monkeypatch.setattr("linnaeus_jax.building.pack.THREADS", 1)

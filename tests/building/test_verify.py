@@ -243,6 +243,13 @@ def test_half_ranks_stand_between_their_neighbours(tmp_path, clean):
     assert [facts.task for facts in found.ranks] == [*TASKS, "taxa_L33", "taxa_L33_5", "taxa_L34"]
 
 
+def test_rows_of_no_occurrence_share_none(tmp_path, clean):
+    shutil.copy(clean, tmp_path / "labels.h5")
+    with h5py.File(tmp_path / "labels.h5", "r+") as file:
+        text_column("occurrence_id", [""] * ROWS)(file)
+    assert not [f for f in verify_labels(tmp_path / "labels.h5").findings if f.check == "split_leak"]
+
+
 def test_tasks_that_are_asked_for(clean):
     found = verify_labels(clean, tasks=("taxa_L10", "taxa_L40"))
     assert "taxa_L40 is asked for" in next(f.message for f in found.findings if f.check == "ranks")

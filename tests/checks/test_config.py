@@ -93,6 +93,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     # ---- tuples
     ({"experiment.wandb.tags": (1, 2)}, "experiment.wandb.tags = (1, 2)", "texts"),
     ({"optimizer.betas": (0.9,)}, "optimizer.betas = (0.9,) has 1 items", "give 2 or 3"),
+    ({"optimizer.betas": (True, 0.9)}, "optimizer.betas = (True, 0.9)", "a tuple of numbers"),
     ({"optimizer.betas": (0.9, 1.0)}, "optimizer.betas = (0.9, 1.0) holds 1.0", "within [0, 1)"),
     ({"optimizer.name": "ademamix", "optimizer.betas": (0.9, 0.99)}, "optimizer.betas = (0.9, 0.99)", "need 3 numbers"),
     ({"model.convnext_stages.dims": (8, 16)}, "model.convnext_stages.dims = (8, 16)", "must be 4 integers"),
@@ -204,6 +205,8 @@ def test_message_names_key_value_and_fix(data, settings, names, fix):
 def test_right_values_give_no_message(data):
     assert errors_of(data, {}) == []
     assert errors_of(data, {"experiment.log_level_main": "debug", "optimizer.name": "AdamW"}) == []
+    bounds = {"schedule.mixup.cutmix.minmax": (0.3, 0.3), "schedule.validation.interval_fraction": 1.0}
+    assert errors_of(data, bounds | {"schedule.validation.interval_epochs": None}) == []
 
 
 def test_everything_wrong_is_said_at_once(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import flax.linen as nn
@@ -80,6 +81,12 @@ def test_scopes_without_these_parts():
     assert not flax_parts.reserve(Other(), "weight", "params")  # type: ignore[arg-type]
     assert flax_parts.declared_parameters(Other()) == []  # type: ignore[arg-type]
     assert list(flax_parts.trace_levels(Other())) == []  # type: ignore[arg-type]
+
+
+def test_the_clock_of_orbax_is_one_that_nobody_sets():
+    clock = orbax_parts._SteadyTime()
+    assert abs(clock.time() - time.monotonic()) < 60 < abs(clock.time() - time.time())
+    assert clock.sleep is time.sleep
 
 
 def test_wandb_names_what_it_keeps_outside(monkeypatch):

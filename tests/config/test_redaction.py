@@ -29,6 +29,8 @@ def test_values_of_secret_environment_variables_are_hidden_wherever_they_stand(m
     text = f"403 for {SECRET} and another one below {tmp_path}: short"
     assert sanitize(text) == f"403 for {REDACTED} and {REDACTED} below {tmp_path}: short"
     assert redacted({"a": [SECRET, 1, None]}) == {"a": [REDACTED, 1, None]}
+    monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-and-more")  # begins like another one
+    assert sanitize(f"{SECRET}-and-more") == REDACTED
 
 
 def test_commands_to_the_terminal_are_escaped():

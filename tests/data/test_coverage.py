@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linnaeus_jax.data import coverage
 from linnaeus_jax.data.plans import PlanSequence, plan_epoch
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.data.helpers import of_group
@@ -88,6 +92,15 @@ def test_dropped_classes_are_counted():
     sampler = SamplerSettings(grouped_mode="strict-group", leftovers="drop", batch_size=4)
     drawn = np.bincount(label, weights=sampler.expected_draws(of_group(label)), minlength=4)
     np.testing.assert_allclose(drawn, [8, 0, 0, 0])
+
+
+def test_what_one_level_leaves_out_another_may_draw():
+    dataset: Any = SimpleNamespace(
+        tasks=("t",), class_counts={"train": {"t": np.array([5, 5, 5])}}, class_name=lambda task, k: f"class {k}"
+    )
+    drawn = {level: {"t": np.array(rows)} for level, rows in (("one", [5, 0, 0]), ("two", [0, 5, 0]))}
+    (text,) = coverage._never_drawn(dataset, SamplerSettings(), drawn)
+    assert text.startswith("1 of 3 classes of t are never drawn: class 2 (5 rows)")
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 9, 12, 64])

@@ -90,6 +90,18 @@ def test_parts_are_read_as_one(tmp_path, monkeypatch, options, readers):
         read(source, [0, 39])
 
 
+def test_runs_may_be_written_in_any_order(tmp_path):
+    write_parts(tmp_path / "parts")
+    layout = h5py.VirtualLayout((28, 32, 32, 3), np.uint8)
+    for part, rows in ((1, slice(15, 28)), (0, slice(0, 15))):
+        layout[rows] = h5py.VirtualSource(f"parts/part_{part}.h5", "images", (len(PARTS[part]), 32, 32, 3))
+    with h5py.File(tmp_path / "merged.h5", "w") as file:
+        file.create_virtual_dataset("images", layout)
+    source = open_images(ImageFiles(tmp_path / "merged.h5", SIDE_32))
+    assert isinstance(source, JoinedImages)
+    np.testing.assert_array_equal(read(source, range(28)), PIXELS[:28])
+
+
 def test_the_whole_folder_may_move(tmp_path):
     (tmp_path / "here").mkdir()
     write_parts(tmp_path / "here" / "parts")

@@ -163,5 +163,7 @@ def test_devices_get_whole_blocks():
         SamplerSettings(batch_size=16).check_devices(3)
     with pytest.raises(ValueError, match="mix_block is 16"):
         SamplerSettings(batch_size=16, mix_block=16).check_devices(2)
+    with pytest.raises(ValueError, match="mix_block is 16"):
+        SamplerSettings(grouped_mode="strict-group", batch_size=16, mix_block=16).check_devices(2)
     SamplerSettings(batch_size=16).check_devices(8)
     SamplerSettings(batch_size=16, mix_block=2).check_devices(8)

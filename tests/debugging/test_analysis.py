@@ -16,6 +16,7 @@ import pytest
 from linnaeus_jax.debugging.analysis import analyse, plot, report
 from linnaeus_jax.debugging.event_log import DebugEventLog, event_line, supersede
 from linnaeus_jax.debugging.event_reader import log_files
+from linnaeus_jax.debugging.log_statistics import NO_GRADIENT, Changes, LogStatistics
 from linnaeus_jax.tools import analyze_debug_logs
 
 STEPS = 60  # logged steps of the constructed logs
@@ -42,6 +43,20 @@ def healthy() -> list[dict]:
         if step and step % 50 == 0:
             rows.append(event("param_updates", step, num_params_updated=8, num_params_total=8, no_updates=False))
     return rows
+
+
+def test_a_cause_counts_whichever_event_comes_first():
+    log = LogStatistics()
+    for kind, data in (("param_updates", {"no_updates": True}), ("gradient_stats", {"total_norm": 0.0})):
+        log.add({"event_type": kind, "step": 50, "epoch": 0, "data": data})
+    assert log.updates.causes == {NO_GRADIENT}
+
+
+def test_a_value_that_falls_to_zero_dropped():
+    changes = Changes(factor=10.0, needed=3)
+    for step, value in enumerate((1.0, 1.0, 1.0, 0.0)):
+        changes.add(step, value)
+    assert (changes.drops.first, changes.rises.first) == ([3], [])
 
 
 def changed(kind: str, **values) -> list[dict]:

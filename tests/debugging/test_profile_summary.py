@@ -25,6 +25,7 @@ def test_covered_time_counts_overlaps_once():
 def test_self_times_leave_out_nested_operations():
     operations = [("while", 0, 100), ("dot", 10, 40), ("dot", 50, 60), ("inner", 20, 30), ("copy", 100, 105)]
     assert self_times(operations) == {"while": (60, 1), "dot": (30, 2), "inner": (10, 1), "copy": (5, 1)}
+    assert self_times([("one", 0, 10), ("longer", 5, 15)]) == {"one": (5, 1), "longer": (10, 1)}
 
 
 @pytest.fixture(scope="module")

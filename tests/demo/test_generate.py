@@ -48,8 +48,10 @@ def test_files_of_the_data_room(made):
     assert len(np.unique(out.reshape(ROWS, -1), axis=0)) == ROWS
 
 
-def test_same_seed_same_bytes(made, tmp_path):
+def test_same_seed_same_bytes(made, tmp_path, monkeypatch):
+    """However many rows are drawn at a time."""
     directory, summary = made
+    monkeypatch.setattr(generate, "CHUNK", 80)
     again = generate.write_demo(tmp_path, seed=3, image_size=32, rows=ROWS)
     assert again.ceilings == summary.ceilings
     with h5py.File(directory / "images.h5") as one, h5py.File(tmp_path / "images.h5") as two:

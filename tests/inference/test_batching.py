@@ -98,6 +98,10 @@ def test_what_is_cancelled_or_fails_disturbs_nobody(model, pictures, monkeypatch
     with pytest.raises(CancelledError):
         jobs[1].result(60)
     assert failed == [2]
+    with batcher.expect_request():  # it waits for somebody, and its own caller leaves
+        batcher.submit(*rows_of(model, pictures, [3]), OPTIONS).cancel()
+    while batcher.waiting:
+        time.sleep(0.001)
     assert len(batcher.submit(*rows_of(model, pictures, [3]), OPTIONS).result(60)) == 1
     batcher.close()
 

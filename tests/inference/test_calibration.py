@@ -59,6 +59,8 @@ def test_slopes_are_those_of_the_loss():
         assert check_grad(lambda x: of_paths(x)[0], lambda x: of_paths(x)[1], log_t) < 1e-3
     of_rank = cal._rank_objective(logits[TASKS[0]], labels[:, 0])
     assert check_grad(lambda x: of_rank(x)[0], lambda x: of_rank(x)[1], np.array([0.3])) < 1e-3
+    with_prior = cal._minimised(lambda x: (50 * float((x - 1) @ (x - 1)), 100 * (x - 1)), np.array([2.0]), 0.5)
+    assert np.log(with_prior[0]) == pytest.approx((100 + 4 * np.log(2)) / 104, abs=1e-4)
 
 
 @pytest.mark.parametrize("null", [True, False])

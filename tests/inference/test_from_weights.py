@@ -12,6 +12,7 @@ import pytest
 import linnaeus_jax
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle import from_weights
+from linnaeus_jax.inference.bundle.coarser_ranks import RankTable
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.from_weights import GENUS, SPECIES, bundle_from_weights, read_labels
 from linnaeus_jax.inference.paths import TaxonomyPaths, log_softmax
@@ -153,6 +154,13 @@ def test_coarser_ranks_from_a_table(tmp_path, source, text):
     np.testing.assert_allclose(found.by_task["taxa_L30"][:, 1], wanted[:, 1:4].sum(axis=1), atol=1e-9)
     write_bundle(made, tmp_path / "bundle", lambda out: write_card(made, None, out))
     assert read_bundle(tmp_path / "bundle").taxonomy.tree.to_json() == taxonomy.tree.to_json()
+
+
+def test_of_a_genus_in_two_families_the_species_tell(tmp_path):
+    text = "species,family\nMorus alba,Moraceae\nMorus bassanus,Sulidae\n"
+    found = RankTable(table(tmp_path, text))
+    assert found.above("Morus bassanus", "Morus") == {"L30": "Sulidae"}
+    assert found.above("Morus nigra", "Morus") == {}
 
 
 def test_coarser_ranks_from_names_of_inaturalist(tmp_path, source):

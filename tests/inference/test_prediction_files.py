@@ -187,6 +187,19 @@ def test_what_was_cut_is_written_again(tmp_path, case):
     assert (rows.read_bytes(), log.read_bytes()) == (whole, known)
 
 
+def test_pictures_of_all_processes_are_remembered(tmp_path, case):
+    found = set()
+    for name, sessions in (("whole", [(0, 1, 2)]), ("parts", [(0, 1), (2,)])):
+        out = tmp_path / f"{name}.jsonl"
+        for pictures in sessions:
+            with unfinished(tmp_path / name, out, ABOUT, lines_for(".jsonl", case.taxonomy, case.options)) as work:
+                for picture in pictures:
+                    work.add(dataclasses.replace(only(case.part, picture), stamps=[f"of {picture}"]))
+                work.finish(out, ABOUT)
+        found.add(json.loads(beside(out, "about.json").read_text())["stamps"])
+    assert len(found) == 1
+
+
 def test_other_inputs_are_refused(tmp_path, case):
     out = tmp_path / "p.csv"
     write(case, out, 0)
@@ -243,7 +256,7 @@ def test_digest_of_a_model(bundle, tmp_path):
         return model_digest(dataclasses.replace(bundle, source=tmp_path, **changes))
 
     assert of("a") == of("a") != of("b")
-    assert of("a") != of("a", facts={"step": 8})
+    assert of("a") != of("a", facts={"step": 8}) != of("a", facts={"step": 8, "weights": "ema"})
 
 
 @pytest.mark.parametrize("name", ["rows", UNREADABLE])

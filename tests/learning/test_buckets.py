@@ -67,12 +67,13 @@ def test_leaves_that_are_not_there_stay_away():
 def test_the_update_of_gathered_leaves_is_that_of_every_leaf(name, frozen):
     betas = (0.9, 0.999, 0.9999) if name == "ademamix" else (0.9, 0.999)
     parameters = [Info(".".join(path), path, shape) for path, shape in SHAPES.items()]
-    groups = {"still": {"filter": by_name("c", match_type="startswith"), "frozen": True}} if frozen else None
+    groups = {"biases": {"filter": by_name(".bias", match_type="endswith")}}
+    groups |= {"still": {"filter": by_name("c", match_type="startswith"), "frozen": True}} if frozen else {}
     section = optimizer_settings(name=name, betas=betas, groups=groups)
     optimizer = build_optimizer(section, parameters)
     buckets = optimizer.buckets
     assert buckets.paths()
-    params, rates = tree_of(SHAPES), dict.fromkeys(optimizer.lr_multipliers, 0.1)
+    params, rates = tree_of(SHAPES), {group: 0.1 * n for n, group in enumerate(optimizer.lr_multipliers, 1)}
     state = optimizer.transform.init(params)
     trained, _ = optimizer.split_frozen(params)
     gathered_state = buckets.gather_state(state)

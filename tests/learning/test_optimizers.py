@@ -157,6 +157,10 @@ def test_default_decay_rule(fixtures):
     assert [r.name for r in rows if r.weight_decay == 0.05] == golden["decay"]
     assert [r.name for r in rows if r.weight_decay == 0 and r.optimizer != "frozen"] == golden["no_decay"]
     assert [r.name for r in rows if r.optimizer == "frozen"] == frozen
+    (row,) = build_optimizer(
+        section.replaced({"parameter_groups.enabled": False}), [Info("a.bias", ("b",), (3, 4))]
+    ).rows
+    assert row.weight_decay == 0, "of any shape"
 
 
 def test_groups_partition_first_match_frozen_and_rates(fixtures):

@@ -138,6 +138,7 @@ def test_policy_tables_are_the_published_ones(fixtures):
     ("name", "level", "want"),
     [
         ("ShearX", 8, ("shear_x", 0, 0.24)),
+        ("ShearY", 8, ("shear_y", 0, 0.24)),
         ("Rotate", 9, ("rotate", 0, 27)),
         ("TranslateYRel", 9, ("translate_y", 0, 0.405)),
         ("Color", 9, ("color", 1.72, 0)),

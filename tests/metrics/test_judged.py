@@ -19,6 +19,7 @@ from linnaeus_jax.metrics.judged import (
     hierarchical_risk_coverage,
     joined,
     nll,
+    reliability,
     roll_up,
     roll_up_rows,
 )
@@ -45,6 +46,8 @@ def test_measures(judged):
     np.testing.assert_allclose(accuracy(judged), [2 / 3, 3 / 4])
     np.testing.assert_allclose(nll(judged), [-np.log([0.9, 0.1, 0.3]).mean(), -np.log([0.9, 0.6, 0.8, 0.05]).mean()])
     np.testing.assert_allclose(ece(judged)[0], (0.1 + 0.8 + 0.7) / 3)
+    edge = replace(judged, probability=np.array([[0.2], [0.15], [0.21], [0.19], [0.9]]) * np.ones(2))
+    assert reliability(edge, 1)[:, 2].tolist() == [3, 1], "a bin holds its upper end"
     none = judged.take(np.zeros(5, bool))
     assert none.label.shape == (0, 2)
     assert np.isnan([accuracy(none), nll(none), ece(none)]).all()

@@ -210,6 +210,7 @@ def test_a_metric_added_by_a_method_is_logged_saved_and_final():
     resumed.update_custom_metric(0.2, 1)
     assert resumed.get_wandb_metrics() == {"custom_metric": 0.2}
     assert resumed.get_wandb_metrics(step=3)["custom_metric"] == 0.2
+    resumed.never_measured = Metric("never_measured", init_value=0.0)
     assert resumed.final_metrics() == {"final_custom_metric": 0.7}
     assert (resumed.custom_metric.best_epoch, resumed.custom_metric.count) == (0, 2)
 

@@ -15,8 +15,10 @@ from safetensors.numpy import load_file, save_file
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.model import load
+from linnaeus_jax.migration import bundles
 from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.weights.exporting import torch_state
+from linnaeus_jax.weights.files import read_state
 from tests.inference.conftest import TAXA, small_taxonomy
 from tests.weights.helpers import SMALL, SMALL_V0, heads, model_of, section, trees
 
@@ -255,3 +257,13 @@ def test_weights_must_be_whole(copy):
     save_file(arrays, file)
     with pytest.raises(UserError, match=r"head\.taxa_L30\.fc\.bias"):
         read_bundle(copy)
+
+
+def test_what_the_file_of_the_variant_says_counts(copy):
+    file = copy / "variant.yaml"
+    variant = yaml.safe_load(file.read_text())
+    variant["MODEL"]["CLASSIFICATION"] = {"HIERARCHY_MODE": "refine"}
+    file.write_text(yaml.safe_dump(variant))
+    about = yaml.safe_load((copy / "inference_config.yaml").read_text())["model"]
+    found = bundles._variant(copy, about, read_state(copy / "model" / "w.safetensors"), TASKS).model
+    assert (found.classification.hierarchy_mode, found.rope_stages.rope_mode) == ("refine", "cos_only")

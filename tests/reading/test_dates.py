@@ -51,6 +51,7 @@ def test_times_of_day(time, hour):
         ("25/05/2020 10:00", (5, 146, 10)),
         ("05/25/2020", (5, 146, NAN)),
         ("5.5.2020", (5, 126, NAN)),
+        ("2020-05-01/2020-06-01", (5, 137, NAN)),
     ],
 )
 def test_days_and_times(text, moment):
@@ -72,6 +73,33 @@ def test_an_hour_that_is_not_known_leaves_the_day(time, fault):
     reading = read_moment("2021-06-15", time)
     np.testing.assert_equal(reading.moment, (6, 166, NAN))
     assert reading.fault == fault
+
+
+@pytest.mark.parametrize(
+    ("place", "standard", "summer"),
+    [
+        ("America/New_York", "EST", "EDT"), ("America/Chicago", "CST", "CDT"), ("America/Denver", "MST", "MDT"),
+        ("America/Los_Angeles", "PST", "PDT"), ("America/Anchorage", "AKST", "AKDT"),
+        ("America/St_Johns", "NST", "NDT"),
+        ("Pacific/Honolulu", "HST", "HST"),
+        ("Europe/Lisbon", "WET", "WEST"), ("Europe/Berlin", "CET", "CEST"),
+        ("Europe/Berlin", "MEZ", "MESZ"), ("Europe/Athens", "EET", "EEST"), ("Europe/Moscow", "MSK", "MSK"),
+        ("Africa/Johannesburg", "SAST", "SAST"), ("Asia/Tokyo", "JST", "JST"), ("Asia/Seoul", "KST", "KST"),
+        ("Australia/Perth", "AWST", "AWST"), ("Australia/Adelaide", "ACST", "ACDT"),
+        ("Australia/Sydney", "AEST", "AEDT"), ("Pacific/Auckland", "NZST", "NZDT"),
+    ],
+)  # fmt: skip
+def test_names_of_zones_are_those_of_places(place, standard, summer):
+    hours = [read_moment(f"2021-{month}-15 12:45 {place}").moment[2] for month in ("01", "07")]
+    named = [read_moment(f"2021-05-15 12:45 {name}").moment[2] for name in (standard, summer)]
+    assert sorted(hours) == sorted(named)
+
+
+def test_tomorrow_may_be_today_elsewhere():
+    tomorrow, later = (datetime.date.today() + datetime.timedelta(days=days) for days in (1, 3))
+    assert read_moment(tomorrow.isoformat()).day == tomorrow
+    with pytest.raises(BadDate, match="in the future"):
+        read_moment(later.isoformat())
 
 
 @pytest.mark.parametrize("time", ["25:00", "24:01", "12:61", "13:00 AM", "0:10 pm"])

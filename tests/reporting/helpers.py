@@ -100,6 +100,7 @@ def make_run(root: Path, *, skill: float = 0.8, **settings: Any) -> Path:
     rng = np.random.default_rng(int(100 * skill))
     changed = {key.replace("__", "."): value for key, value in settings.items()}
     changed = {"experiment.name": root.name, "data.task_keys_h5": TASKS, "train.epochs": EPOCHS, **changed}
+    changed = {"lr_scheduler.min_lr": 0.0, **changed}  # a rate that falls
     resolved = make_schedule(changed, steps_per_epoch=STEPS)
     directory = RunDirectory(root)
     directory.create()

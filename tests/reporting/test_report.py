@@ -8,15 +8,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
+import cv2
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from linnaeus_jax.metrics.names import CHAINS
 from linnaeus_jax.reporting import report_plots
-from linnaeus_jax.reporting.class_tables import CURVES_FILE
+from linnaeus_jax.reporting.class_tables import CURVES_FILE, worst_class_rows
 from linnaeus_jax.reporting.metrics_log import RunError, read_rows
-from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
+from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, thumbnail
 from linnaeus_jax.reporting.page import page, table
 from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
 from linnaeus_jax.reporting.report_plots import POINTS, bars, schedules, thinned
@@ -190,7 +191,13 @@ def test_numbers_of_the_tables(run: Path) -> None:
         for task, points in zip(TASKS, found[label]):
             kept, masked = (record.series(f"{name}/non_null/acc1_{task}")[1][-1] for name in ("val", phase))
             assert points == pytest.approx(kept - masked)
+        kept, masked = (record.series(f"{name}/chain_accuracy")[1][-1] for name in ("val", phase))
+        assert found[label][-1] == pytest.approx(100 * (kept - masked))
     assert any("skipped because of non-finite values: 1" in text for text in warnings(record))
+    steps, rates = record.applied_rates()["default"]
+    completed, logged = record.series("train/lr/default")
+    assert steps.tolist() == (completed - 1).tolist(), "an update is counted before it is made"
+    assert rates.tolist() == logged.tolist()
 
 
 def test_what_is_drawn_in_percent_fills_its_axes_and_percentiles_are_words(run: Path) -> None:
@@ -204,8 +211,14 @@ def test_what_is_drawn_in_percent_fills_its_axes_and_percentiles_are_words(run: 
         assert low == pytest.approx(bottom - (100 - bottom) / 50)
         assert high == pytest.approx(100 + (100 - bottom) / 50)
     page = SECTIONS["Subsets"]({"run": RunRecord.load(run)}, TASKS)
-    assert all(f"<td>{name}</td>" in page for name in ("below 5", "5–50", "50–95", "from 95"))
+    places = [page.index(f"<td>{name}</td>") for name in ("below 5", "5–50", "50–95", "from 95")]
+    assert places == sorted(places)
     assert "lt_p5" not in page
+
+
+def test_thumbnails_keep_their_shape() -> None:
+    data = base64.b64decode(thumbnail(np.zeros((40, 80, 3), np.uint8), 20))
+    assert cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR).shape == (10, 20, 3)
 
 
 def test_accuracies_of_the_overview_are_those_of_the_table(run: Path) -> None:
@@ -253,6 +266,8 @@ def test_a_run_without_mistakes_has_no_worst_classes_and_no_bars_of_zeros(run: P
     with mock.patch.object(RunRecord, "json", lambda _, name: perfect if name == CURVES_FILE else kept(name)):
         assert SECTIONS["Worst classes"]({"run": record}, TASKS) == ""
         page = SECTIONS["Mistakes and confidence"]({"run": record}, TASKS)
+        perfect["val"] = dict.fromkeys(TASKS, curves | {"class_counts": [[0, 4, 8], [0, 2, 4]]})
+        assert [rows for _, rows, _, _ in worst_class_rows(record)[1]] == [8, 4], "of equals the larger one first"
     (figure,) = re.findall(r"base64,([^\"]+)", page)
     ticks = re.findall("<!-- (.*?) -->", base64.b64decode(figure).decode())
     assert "100" in ticks

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,9 @@ def test_a_sink_gets_the_rows_of_earlier_starts(tmp_path: Path) -> None:
     assert sinks.optional == [sink]
     assert sink.rows == [("train", 5, 0, {"train/loss": 1.0}), ("epoch", 5, 0, {"val/loss": float("inf")})]
     assert sink.rows_replayed == 2
+    # a restart that does the end of an epoch again
+    assert log.supersede(5, frozenset({"epoch", "final"})) == 2
+    assert [row.event for row in log.rows()] == ["train", "step"]
 
 
 class Refusing(Memory):
@@ -176,9 +180,11 @@ def test_a_sink_that_works_again_has_every_row(
     assert caught.records[-1].getMessage() == "memory works again and holds every row"
 
 
-def test_a_server_that_is_away_is_not_asked_at_every_epoch(tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_asked_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = MetricsLog(tmp_path / "log.jsonl")
     asked: list[int] = []
+    now = [0.0]
+    monkeypatch.setattr("linnaeus_jax.reporting.sinks.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def make() -> Memory:
         asked.append(len(log.rows()))
@@ -186,11 +192,11 @@ def test_a_server_that_is_away_is_not_asked_at_every_epoch(tmp_path: Path) -> No
 
     sinks = Sinks(log)
     sinks.open("memory", make)
-    for step in range(5):
+    for step, now[0] in enumerate((0.0, 299.0, 301.0, 899.0, 902.0)):
         sinks.write("epoch", step, 0, {})
-    assert asked == [0]
+    assert asked == [0, 2, 4]
     sinks.write("final", 4, 0, {})  # the last opportunity
-    assert asked == [0, 5]
+    assert asked == [0, 2, 4, 5]
 
 
 def test_a_sink_that_cannot_be_closed_does_not_harm(tmp_path: Path, caught: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.debugging.session import DebugSession
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.metrics import register
+from linnaeus_jax.reporting.metrics_log import read_rows
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run import experiment, trainer
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes
@@ -424,9 +425,17 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_and_it_is_said(finished, tmp
 
 
 def test_data_may_lie_elsewhere(finished, tmp_path):
+    """And where the end of the epoch was cut off, its rows are set aside, since they are written again."""
+
+    def cut_off(run_directory):
+        (run_directory / "checkpoints" / "boundary_6.json").unlink()
+
     directory, _ = finished
     shutil.copytree(directory, tmp_path / "moved")
-    assert resumed(tmp_path / "moved", tmp_path / "run", **TOY).global_step == 6
+    assert resumed(tmp_path / "moved", tmp_path / "run", cut_off, **TOY).global_step == 6
+    before, after = (read_rows(run / "logs" / "metrics_log.jsonl") for run in (directory / "run", tmp_path / "run"))
+    assert [row for row in before if row.event not in ("epoch", "final")] == after
+    assert len(after) < len(before)
 
 
 def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_path):
@@ -436,8 +445,10 @@ def test_a_run_that_stopped_early_goes_on_without_early_stopping(finished, tmp_p
         del state["sha256"]  # as an earlier version wrote it
         state["progress"]["stop_reason"] = "patience"
         path.write_text(json.dumps(state))
+        path.with_name("boundary_99.json").write_text("{}")  # of a checkpoint that somebody removed
 
     assert resumed(finished[0], tmp_path / "off", stopped, **TOY).stop_reason is None
+    assert not (tmp_path / "off" / "checkpoints" / "boundary_99.json").exists()
     on = {**TOY, "train__early_stop__active": True}
     assert resumed(finished[0], tmp_path / "on", stopped, **on).stop_reason == "patience"
 

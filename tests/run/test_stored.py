@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections import defaultdict
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
 from linnaeus_jax.run.experiment import preview_experiment
+from linnaeus_jax.step.placement import Placement
 from tests.tiny import tiny_config
 
 
@@ -92,7 +95,23 @@ def test_what_is_stored_belongs_to_one_preprocessing(tmp_path):
         config = config_of(tmp_path, "head", **change)
         experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
         keys.append(stored.spec_of(experiment, experiment.inputs.dataset.val, "weights").key)
+    narrow = experiment.program.model.clone(dtype=jnp.bfloat16)
+    narrow_run = dataclasses.replace(experiment, program=dataclasses.replace(experiment.program, model=narrow))
+    keys.append(stored.spec_of(narrow_run, experiment.inputs.dataset.val, "weights").key)
     assert len(set(keys)) == len(keys)
+
+
+def test_every_view_is_drawn_anew_and_the_first_is_the_picture_itself(monkeypatch):
+    monkeypatch.setattr(stored, "augment", lambda image, row, key, how: jax.random.bits(key, image.shape, jnp.uint8))
+    unchanged = SimpleNamespace(mean=(0.0,) * 3, std=(1.0,) * 3)
+    objective = SimpleNamespace(seed=0, augmentation=None, block=0, preprocessing=unchanged)
+    model = SimpleNamespace(apply=lambda variables, pixels, block, method: pixels)
+    program = SimpleNamespace(objective=objective, model=model)
+    experiment: Any = SimpleNamespace(program=program, placement=Placement())
+    view, image = stored.view_function(experiment), np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    plain, *augmented = (np.asarray(view({}, {}, image, np.arange(2), np.int32(n))) for n in range(3))
+    np.testing.assert_allclose(plain, image / 255, atol=1e-3)
+    assert not (augmented[0] == augmented[1]).all()
 
 
 def test_what_is_not_finite_is_an_error_and_what_could_not_be_read_is_marked(tmp_path):

@@ -156,6 +156,20 @@ def test_facade():
     assert other.early_stop_state == ops.early_stop_state
 
 
+def test_the_rate_is_that_of_the_last_update():
+    settings = {
+        "train.early_stop.active": True,
+        "train.early_stop.min_lr": 1e-6,
+        "lr_scheduler.name": "step",
+        "lr_scheduler.decay_steps": 10,
+        "lr_scheduler.decay_rate": 0.01,
+        "lr_scheduler.warmup_fraction": 0.0,
+    }
+    resolved = make_schedule(settings, epochs=3)
+    stopped = [OpsSchedule(resolved, TrainingProgress(global_step=step)).should_stop_early(None) for step in (10, 20)]
+    assert stopped == [False, True]
+
+
 def test_frozen_groups_count_nowhere():
     """A frozen group has rate 0 and inherits the warmup; neither may decide."""
     settings = {

@@ -83,10 +83,12 @@ def test_partial_probability_falls_back_to_the_end_of_full_masking():
 
 def test_partial_masking_works_without_full_masking():
     settings = {"schedule.meta_masking.enabled": False, "schedule.meta_masking.partial.enabled": True}
-    ops = OpsSchedule(make_schedule(settings, epochs=3))
+    ops = OpsSchedule(make_schedule(settings | {"schedule.meta_masking.partial.end_steps": 25}, epochs=3))
     assert ops.get_meta_mask_prob(4) == 0.0
     assert ops.get_partial_mask_enabled(4) is True
     assert ops.get_partial_mask_prob(30) == pytest.approx(0.7)
+    logged = on_host(ops.probabilities.by_name())(np.array([24, 25]))["partial_mask_prob"]
+    assert (logged > 0).tolist() == [True, False], "what is logged is what acts"
 
 
 def test_mixing_is_off_where_neither_kind_is_enabled():

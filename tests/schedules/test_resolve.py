@@ -176,6 +176,14 @@ def test_errors(settings, text):
             "without an interval",
         ),
         ({"train.early_stop.active": True, "train.early_stop.patience_steps": 5}, "shorter than the 10 updates"),
+        (
+            {
+                "train.early_stop.active": True,
+                "train.early_stop.patience_steps": 35,
+                "schedule.validation.interval_epochs": 3,  # the first one is after four
+            },
+            "shorter than the 40 updates",
+        ),
         ({"train.early_stop.active": True, "train.early_stop.max_steps": 500}, "beyond the 100 updates"),
         ({"train.early_stop.active": True, "train.early_stop.metric": "val_mask_SPATIAL_loss"}, "never run"),
         (
@@ -279,6 +287,10 @@ def test_updates_that_contradict_the_micro_batches(accumulation, steps, parts, r
     config = typed(make_config({"train.epochs": 2, "train.accumulation_steps": accumulation}))
     with pytest.raises(ValueError, match=rf"contradicts micro_batches_per_epoch = .*they are {right} updates"):
         resolve_all_schedule_params(config, steps_per_epoch=steps, dataset_size=100, micro_batches_per_epoch=parts)
+    if isinstance(steps, list):  # epochs that are finished may have had another accumulation
+        resolve_all_schedule_params(
+            config, steps_per_epoch=[9, right], dataset_size=100, micro_batches_per_epoch=parts, past_epochs=1
+        )
     with pytest.raises(ValueError, match="has 3 numbers for 2 epochs"):
         resolve_all_schedule_params(config, steps_per_epoch=[1] * 3, dataset_size=100, micro_batches_per_epoch=1)
 

@@ -26,6 +26,7 @@ def test_stages_of_an_update(tmp_path):
     experiment = preview_experiment(config, RunDirectory(tmp_path / "run"))
     with experiment.inputs.train_loader(0) as loader:
         _, batch = next(loader)
+    batch["meta_valid"][0, 0] = False  # nothing is known, so that nothing can be masked
     stages, notes = stage_images(experiment.program.objective, batch, 0, 6)
     assert list(stages) == ["input", "flip", "colour jitter", "random erasing", "mixing, masking"]
     for image in stages.values():
@@ -38,6 +39,7 @@ def test_stages_of_an_update(tmp_path):
     (texts,) = notes.values()
     assert any("λ" in text for text in texts)
     assert any("metadata" in text for text in texts)
+    assert "metadata" not in texts[0]
     path = tmp_path / "stages.png"
     render(path, stages, [str(row) for row in batch["row"][0, :6]], notes)
     assert path.stat().st_size > 10_000

@@ -84,7 +84,15 @@ def test_rows_of_a_process_make_the_global_array(monkeypatch):
 def test_large_arrays_are_split_along_their_longest_axis_that_divides(monkeypatch):
     monkeypatch.setattr(step_placement, "SPLIT_FROM", 12)
     placement = Placement(fsdp=True)
-    specs = {(3, 4): (None, "data"), (4, 4): ("data",), (3, 5): (), (2, 2): (), (): (), (8, 2, 3): ("data",)}
+    specs = {
+        (3, 4): (None, "data"),
+        (2, 8): (None, "data"),
+        (4, 4): ("data",),
+        (3, 5): (),
+        (2, 2): (),
+        (): (),
+        (8, 2, 3): ("data",),
+    }
     for shape, spec in specs.items():
         assert placement.of_array(shape).spec == jax.sharding.PartitionSpec(*spec), shape
     assert Placement().of_array((4, 4)).spec == jax.sharding.PartitionSpec()

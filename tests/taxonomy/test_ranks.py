@@ -36,3 +36,9 @@ def test_task_order():
         ranks.check_task_order([])
     with pytest.raises(ValueError, match="'species' is not of the form"):
         ranks.check_task_order(["species"])
+
+
+def test_ranks_without_a_level_stand_as_they_are_known():
+    assert ranks.in_order(["taxa_L20", "taxa_L10"]) == ["taxa_L10", "taxa_L20"]
+    some = ["taxa_new", "taxa_coarse", "taxa_fine"]
+    assert ranks.in_order(some, ["taxa_fine", "taxa_coarse"]) == ["taxa_fine", "taxa_coarse", "taxa_new"]

@@ -55,6 +55,13 @@ def test_binomial(text, wanted):
     assert binomial(text) == wanted
 
 
+@pytest.mark.parametrize(("text", "certain"), [("Parus major Smith 1919", True), ("Parus major seen 2019", False)])
+def test_a_year_alone_makes_no_authors(text, certain):
+    name = read_name(text)
+    assert name is not None
+    assert name.certain is certain
+
+
 @pytest.mark.parametrize(
     "text",
     [

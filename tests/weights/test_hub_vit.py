@@ -22,8 +22,10 @@ from linnaeus_jax.run.pretrained import set_needs
 from linnaeus_jax.weights.adopting import needs_of
 from linnaeus_jax.weights.exporting import restored_state
 from linnaeus_jax.weights.files import read_state, write_state
+from linnaeus_jax.weights.formats import vit
 from linnaeus_jax.weights.formats.base import format_of
 from linnaeus_jax.weights.formats.vit import fields_of, usual_heads
+from linnaeus_jax.weights.hub_settings import HubSettings
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import CLASSES, model_of, save_export, trees
 from tests.weights.hub_vit import ROWS, SIZES, drawn_state, pictures
@@ -328,3 +330,9 @@ def test_a_description_with_a_pooling_that_is_not_here_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(description | {"global_pool": "avgmax"}))
     with pytest.raises(UserError, match=r"config.json: features are pooled by 'avgmax'; this program has token, avg"):
         published.taken()
+
+
+def test_tokens_without_places_are_what_the_description_says():
+    """25 places may be of 5 x 5 patches, or of 4 x 4 and 9 tokens."""
+    said = HubSettings(model={"no_embed_class": True})
+    assert [vit._placed(np.zeros((1, 25, 8)), True, 8, each) for each in (HubSettings(), said)] == [9, 0]

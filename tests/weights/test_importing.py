@@ -407,3 +407,10 @@ def test_an_address_is_refused_as_one(key, address):
 @pytest.mark.parametrize("path", ["w:/x.pth", "runs/a:b/c", "a@b:c.pth", "./https:/x"])
 def test_a_path_with_a_colon_is_none(path):
     assert not [error for error in setting_errors(section(pretrained=path)) if "address" in error]
+
+
+def test_what_is_whole_is_all_of_the_file():
+    rows = [cov.Row(name, "g", status, "", 4, taken) for name, status, taken in (
+        ("a", cov.LOADED, 4), ("b", cov.MATCHED, 2), ("c", cov.MATCHED, 4), ("d", cov.RESIZED, 4),
+    )]  # fmt: skip
+    assert cov.Coverage(tuple(rows)).whole() == {"a", "c"}

@@ -111,6 +111,8 @@ def hub(monkeypatch):
         module.hf_hub_download = download  # type: ignore[attr-defined]
         module.errors = types.SimpleNamespace(**ERRORS)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+        constants = types.SimpleNamespace(HF_HUB_OFFLINE=False)
+        monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)
         return asked
 
     return made
@@ -196,6 +198,7 @@ def test_what_cannot_be_fetched_is_one_line(hub, error, words):
     text = refusal("hf:a/b")
     for word in words:
         assert word in text
+    assert sys.modules["huggingface_hub.constants"].HF_HUB_OFFLINE is False, "the network may come back"
 
 
 def test_without_the_package_of_the_hub(monkeypatch):

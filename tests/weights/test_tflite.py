@@ -53,6 +53,10 @@ def test_arrays_are_dequantised(tmp_path):
     np.testing.assert_array_equal(weights, (WEIGHTS.transpose(0, 3, 1, 2).astype(float) - 3) * 0.5)
     np.testing.assert_array_equal(file.arrays["0/CONV_2D/biases"], BIAS * 0.5)
     assert file.metadata[GRAPH] == Graph((Operation("CONV_2D", (2, 2), "same", "relu6"),), (8, 8), 2**-7, 128)
+    file = read_state(write_tflite(tmp_path / "y.tflite", WEIGHTS, BIAS, scales=[0.5, 1.0, 2.0], input_kind=9))
+    along = (WEIGHTS.astype(float) - 3) * [0.5, 1.0, 2.0]
+    np.testing.assert_array_equal(file.arrays["0/CONV_2D/weights"], along.transpose(0, 3, 1, 2))
+    assert file.metadata[GRAPH].zero_point == 256, "of signed pixels"
 
 
 @pytest.mark.parametrize(

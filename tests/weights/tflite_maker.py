@@ -17,12 +17,13 @@ def _vector(builder: Any, start: Any, offsets: list[int]) -> int:
     return int(builder.EndVector())
 
 
-def _quantisation(builder: Any, scales: list[float], zeros: list[int]) -> int:
+def _quantisation(builder: Any, scales: list[float], zeros: list[int], axis: int = 0) -> int:
     scale = builder.CreateNumpyVector(np.asarray(scales, np.float32))
     zero = builder.CreateNumpyVector(np.asarray(zeros, np.int64))
     tflite.QuantizationParametersStart(builder)
     tflite.QuantizationParametersAddScale(builder, scale)
     tflite.QuantizationParametersAddZeroPoint(builder, zero)
+    tflite.QuantizationParametersAddQuantizedDimension(builder, axis)
     return int(tflite.QuantizationParametersEnd(builder))
 
 
@@ -33,7 +34,8 @@ def write_tflite(
 
     Args:
       weights: uint8 [O, H, W, I]; bias: int32 [O], both with this scale, weights with this zero point.
-      changed: `shape` that the file states of the weights, `kind` of their tensor, `graphs`, `code`.
+      changed: `shape` that the file states of the weights, `kind` of their tensor, their `scales` along the axis 3,
+        `input_kind` of the pictures' tensor, `graphs`, `code`.
     """
     builder = flatbuffers.Builder(1024)
     buffers = []
@@ -44,9 +46,10 @@ def write_tflite(
             tflite.BufferAddData(builder, data)
         buffers.append(tflite.BufferEnd(builder))
     tensors = []
+    scales = changed.get("scales", [scale])
     for shape, kind, buffer, quantised in (
-        ((1, 8, 8, 3), 3, 0, ([2**-7], [128])),
-        (changed.get("shape", weights.shape), changed.get("kind", 3), 1, ([scale], [zero])),
+        ((1, 8, 8, 3), changed.get("input_kind", 3), 0, ([2**-7], [128])),
+        (changed.get("shape", weights.shape), changed.get("kind", 3), 1, (scales, [zero] * len(scales), 3)),
         (bias.shape, 2, 2, ([scale], [0])),
         ((1, 4, 4, len(bias)), 3, 0, ([1.0], [0])),
     ):
