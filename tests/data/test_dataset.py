@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
+from linnaeus_jax.data.other_labels import held_out_split
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
 from tests.npz import load_npz
@@ -47,6 +49,9 @@ def test_golden_rows_classes_and_groups(built, name):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_golden_densities_and_subsets(built, name):
     dataset, want = built[name]
+    if name == "S0":  # rows that were set aside are rare as those of validation are: by what was trained
+        held_out = held_out_split(typed(golden_config(FIXTURES, name)), replace(dataset, test_rows=dataset.val.rows))
+        np.testing.assert_array_equal(held_out.rarity, want["rarity_val"])
     assert set(dataset.rarity_thresholds) == {
         key.removeprefix("rarity_thr_") for key in want if key.startswith("rarity_thr_")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -33,8 +34,11 @@ def written(path, values, batch=2, spec=SPEC):
     return file
 
 
-def test_what_is_read_is_what_was_written(tmp_path, values):
+def test_what_is_read_is_what_was_written(tmp_path, values, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
     written(tmp_path / "train.bin", values)
+    assert synced == [str(tmp_path.resolve() / name) for name in ("train.bin", "train.jsonl") * 4]
     rows = np.array([9, 3, 4, 0, 11, 5, 6])  # of a labels file of 12 rows
     source = pickle.loads(pickle.dumps(StoredInputs(tmp_path / "train.bin", SPEC, rows, 12)))
     assert len(source) == 12

@@ -54,6 +54,11 @@ LITE0 |= {"data__img_size": 224}
         ({**LITE2, "train__tune": "last:6"}, [{}], ["1.5 times the time", "--size 320", "--config.data.img_size=320"]),
         ({**LITE2, "train__tune": "last:6", "data__img_size": 320}, [{}], []),
         ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 10.0 + n} for n in range(6)], ["train.epochs=12"]),
+        (
+            {"data__img_size": 48, "train__epochs": 6},  # of which every second one was measured
+            [{}, {ACCURACY: 10.0}, {}, {ACCURACY: 11.5}, {}, {ACCURACY: 12.2}],
+            ["2.2 points in the last third", "train.epochs=12"],
+        ),
         ({"data__img_size": 48, "train__epochs": 6}, [{ACCURACY: 50.0}] * 6, []),
         (
             {"data__img_size": 48, "lr_scheduler__base_lr": 3e-3},
@@ -63,7 +68,12 @@ LITE0 |= {"data__img_size": 224}
         (
             {"data__img_size": 48},
             [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}],
-            ["it knows the training pictures 30 points better"],
+            ["it knows the training pictures 30 points better", "--config.optimizer.weight_decay=0.15"],
+        ),
+        (
+            {**LITE2, "train__tune": "last:6", "data__img_size": 320, "train__tune_views": 3},
+            [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}],
+            ["--config.train.tune_views=6"],
         ),
         ({"data__img_size": 48}, [{ACCURACY: 60.0, "val/ece_taxa_L10": 0.2}], ["probabilities are 20 points from"]),
     ],
@@ -107,6 +117,12 @@ def test_small_classes_that_are_badly_known_are_named(tmp_path):
     (one,) = suggestions(run)
     assert one.why == "more pictures of what there are few of (species): 7 (5 for training, 10 % right)"
     assert one.command == ""
+    classes = {str(number): number for number in range(8)}
+    write_json(tmp_path / "assets" / "class_to_idx.json", {"taxa_L10": classes})
+    write_json(tmp_path / "metadata" / "class_label_counts.json", {"train": {"taxa_L10": [0, *[5] * 7]}})
+    curves = {"val": {"taxa_L10": {"class_counts": [[0, *[10] * 7], [0] * 8]}}}
+    write_json(tmp_path / "assets" / "validation_curves.json", curves)
+    assert suggestions(RunRecord(tmp_path, run.rows))[0].why.endswith("% right) and 2 more")
 
 
 def test_a_run_is_trained_once_more_from_its_own_configuration(tmp_path):
