@@ -33,10 +33,11 @@ def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) ->
     if limit == resource.RLIM_INFINITY:
         return call()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to forward them to
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)  # a Ctrl-C reaches it by its parent, and once
-        _prepare(os.getppid())
+        _prepare(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         found = call()
         if found:  # what is left may wait for threads that could not be started

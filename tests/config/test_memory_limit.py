@@ -80,3 +80,16 @@ def test_without_a_limit_nothing_is_started(monkeypatch):
     monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda which: (memory_limit.resource.RLIM_INFINITY, 0))
     monkeypatch.setattr(memory_limit.os, "fork", None)
     assert memory_limit.under_memory_limit(lambda: 3, "do less", 2) == 3
+
+
+def test_the_number_of_the_parent_is_that_from_before_the_child(monkeypatch):
+    """A parent that ends at once is not taken for whoever takes over its children."""
+    from linnaeus_jax.config import memory_limit
+
+    told: list[int] = []
+    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda which: (2**32, 2**32))
+    monkeypatch.setattr(memory_limit.os, "fork", lambda: 0)  # this process is the child, too
+    monkeypatch.setattr(memory_limit.os, "setpgid", lambda process, group: None)
+    monkeypatch.setattr(memory_limit, "_prepare", told.append)
+    assert memory_limit.under_memory_limit(lambda: 0, "do less", 2) == 0
+    assert told == [os.getpid()]

@@ -40,6 +40,7 @@ def strips(count: int) -> bytes:
 JP2 = encoded(40, 30, "JPEG2000")
 SIZES, MANY = (struct.pack(">8I", *each) for each in ((40, 30, 0, 0, 40, 30, 0, 0), (999, 999, 0, 0, 1, 1, 0, 0)))
 GIF = encoded(40, 30, "GIF")
+TILE = [(256, 16, 1, 32), (257, 16, 1, 32), (322, 16, 1, 60000), (323, 16, 1, 11008), (324, 16, 1, 8), (325, 16, 1, 9)]
 COSTLY = {
     "scans": (jpeg_of_scans(64, 64, 1000), "or more scans"),
     "scans of many pixels": (jpeg_of_scans(4000, 4000, 300), "a JPEG of 16000000 pixels with"),
@@ -52,12 +53,24 @@ COSTLY = {
     "parts of pixels": (png_with(chunk(b"IDAT", b"") * 200_000, behind=True), "131072 chunks"),
     "EXIF of PNG": (png_with(chunk(b"eXIf", SHARED)), "many times larger than the file"),
     "EXIF of WebP": (encoded(40, 30, "WEBP", exif=SHARED), "many times larger than the file"),
+    "EXIF behind a chunk of one byte": (
+        b"RIFF\0\0\x10\0WEBPXXXX\1\0\0\0x\0EXIF" + struct.pack("<I", len(SHARED)) + SHARED,
+        "many times larger than the file",
+    ),
     "tile": (tile_of(60000, 11008), "32 x 32 pixels in tiles of 60000 x 11008"),
+    "tile of a BigTIFF": (
+        b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, len(TILE)) + b"".join(struct.pack("<HHQQ", *tag) for tag in TILE),
+        "32 x 32 pixels in tiles of 60000 x 11008",
+    ),
     "tags": (tiff([(40000 + i % 20000, 2, 4, 65) for i in range(65535)]), "65535 tags"),
     "tags that share a value": (SHARED, "many times larger than the file"),
     "tag twice": (tiff([(322, 4, 1, 16), (322, 4, 1, 60000)], bytes(20)), "tag 322 is given 2 times"),
     "strips": (strips(200_000), "200000 strips"),
     "blocks": (GIF[:13] + b"\x21\xfe" + b"\1x" * 1_000_000 + b"\0" + GIF[13:], "4096 blocks"),
+    "blocks behind a palette": (
+        GIF[:10] + b"\xf7\0\0" + b"," * 768 + b"\x21\xfe" + b"\1x" * 5000 + b"\0" + GIF[13:],
+        "4096 blocks",
+    ),
     "chunks": (b"RIFF" + struct.pack("<I", 800_004) + b"WEBP" + b"XXXX\0\0\0\0" * 100_000, "10000 chunks"),
     "comment": (b"P6 #" + b"x" * 3_000_000 + b"\n32 32 255\n" + bytes(3072), "header of more than 65536 bytes"),
     "boxes": (JP2[:12] + b"\0\0\0\x08free" * 500_000 + JP2[12:], "1000 boxes before its pixels"),

@@ -9,7 +9,7 @@ import pytest
 
 from linnaeus_jax.debugging.flags import DebugFlags
 from linnaeus_jax.debugging.log_filter import FilterError, is_of, prefix
-from linnaeus_jax.reporting.logs import setup_logging
+from linnaeus_jax.reporting.logs import ConsoleHandler, console_level, setup_logging
 from linnaeus_jax.tools import filter_logs
 
 STAMP = "2026-01-02 03:04:05,006"
@@ -108,6 +108,10 @@ def test_nothing_to_filter_is_exit_code_2(logs, tmp_path, capsys):
 def test_reads_what_our_logging_writes(tmp_path):
     setup_logging(tmp_path, process=0, level="WARNING", data_level="WARNING")
     try:
+        (console,) = (each for each in logging.getLogger("linnaeus_jax").handlers if isinstance(each, ConsoleHandler))
+        with console_level("debug"):
+            assert console.level == logging.DEBUG
+        assert console.level == logging.WARNING
         flags = DebugFlags(frozenset({"scheduling", "dataloader"}))
         flags.debug_line("scheduling", "one\ntwo")
         flags.debug_line("dataloader", "queue")

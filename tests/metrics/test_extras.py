@@ -197,9 +197,10 @@ def test_null_predictions_are_consistent_only_from_the_fine_end():
 
 def test_non_finite_logits_count_as_unconfident():
     logits, label, weight = make_batch(1)
-    logits["taxa_L10"][0] = np.nan
+    logits["taxa_L10"][0], logits["taxa_L30"][:] = np.nan, 0.0
     label[0], weight[:] = 1, 1.0
     sums = jax.device_get(sums_of(logits, label, weight))
+    assert np.flatnonzero(sums["calibration/count"][2]) == 4, "of a third, the upper end of its bin"
     assert sums["calibration/count"][0].sum() == sums["non_null"][0]
     best = np.stack([np.asarray(jax.nn.softmax(logits[task])).max(axis=1) for task in TASKS], axis=1)
     assert np.isnan(best[0, 0])

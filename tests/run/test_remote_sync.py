@@ -26,7 +26,8 @@ case "$1" in
   cat) test -f "$2" || exit 3; cat "$2";;
   lsf) test -d "$2" || exit 3; ls "$2";;
   copyto) mkdir -p "${3%/*}" && cp "$2" "$3";;
-  copy) mkdir -p "$3" && tar -C "$2" --exclude ./checkpoints -c . | tar -C "$3" -x;;
+  copy) case "$*" in *"--exclude /stored/**"*) left="--exclude ./stored";; esac
+    mkdir -p "$3" && tar -C "$2" --exclude ./checkpoints $left -c . | tar -C "$3" -x;;
   sync) rm -rf "$3" && mkdir -p "$3" && tar -C "$2" --exclude '*tmp*' -c . | tar -C "$3" -x;;
   *) exit 64;;
 esac
@@ -104,11 +105,13 @@ def test_copies_on_request_and_at_the_end(source, tmp_path, rclone, syncing, cap
     sync = syncing(source, tmp_path / "remote", rclone)
     sync.claim()
     assert names(tmp_path / "remote") == [ID], "the mark comes first"
+    (source / "stored").mkdir()
+    (source / "stored" / "train.bin").write_text("of this machine's disk, and larger than all else")
     sync.request()
     wait_for((tmp_path / "remote" / "config.json").exists)
     (source / "late.txt").write_text("written after the last request")
     sync.close()
-    assert (tmp_path / "remote" / "late.txt").exists()
+    assert names(tmp_path / "remote") == ["config.json", "late.txt", ID]
     assert "training goes on" not in caplog.text
 
 
