@@ -97,9 +97,11 @@ def test_case_and_spaces_do_not_count(name):
 
 def test_options_win():
     found = links(
-        "lat my_lat genus family_x", mapping={"latitude": "my_lat"}, rank_map={"family": "family_x", "genus": ""}
+        "lat my.lat my_lat genus family_x", mapping={"latitude": "my_lat"}, rank_map={"family": "family_x", "genus": ""}
     )
     assert found == {"latitude": "my_lat", "_either_L30": "family_x"}
+    assert links("species my_ids", mapping={"id_L10": "my_ids"}) == {"id_L10": "my_ids"}
+    assert links("lat raw_lat", first=True) == {"latitude": "lat"}
 
 
 def test_rank_map_takes_names_and_ids():

@@ -218,7 +218,7 @@ def test_what_is_drawn_in_percent_fills_its_axes_and_percentiles_are_words(run: 
 
 def test_thumbnails_keep_their_shape() -> None:
     data = base64.b64decode(thumbnail(np.zeros((40, 80, 3), np.uint8), 20))
-    assert cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR).shape == (10, 20, 3)
+    assert np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)).shape == (10, 20, 3)
 
 
 def test_accuracies_of_the_overview_are_those_of_the_table(run: Path) -> None:

@@ -109,6 +109,10 @@ def test_a_run_that_goes_on_keeps_its_batch(tmp_path: Path) -> None:
     directory.root.mkdir()
     directory.config_json.write_text(json.dumps({"data": {"batch_size_per_device": 6, "autobatch": {"enabled": True}}}))
     assert experiment.choose_batch(typed(config), directory, resumes=True) == 6
+    directory.config_json.write_text(
+        json.dumps({"data": {"batch_size_per_device": 6, "autobatch": {"enabled": False}}})
+    )
+    assert autobatch.earlier_rows(directory) is None, "that size was not found but given"
 
 
 def test_abstract_updates_are_like_real_ones(tmp_path: Path) -> None:
