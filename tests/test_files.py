@@ -124,6 +124,9 @@ def test_digests_are_of_what_is_on_the_disk(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "fsync", synced)
     assert calls[:2] == ["logs/metrics_log.jsonl", "logs"]
     assert calls[2].startswith("digests.json.")
+    calls.clear()
+    files.make_directory(tmp_path / "new" / "inside")
+    assert calls == [str(tmp_path), "new"]
 
 
 def test_an_older_version_s_digests_have_no_sizes(tmp_path):

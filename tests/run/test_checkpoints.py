@@ -246,6 +246,9 @@ def test_errors_of_the_storage_are_told_from_damage():
     assert read_errors.is_storage_error(OSError(errno.EACCES, "Permission denied"))
     text = "UNAVAILABLE: Error reading x: [OS error 5: EIO Input/output error]"
     assert read_errors.is_storage_error(ValueError(text))
+    outer = ValueError("the array cannot be read")
+    outer.__cause__ = OSError(errno.EIO, "Input/output error")
+    assert read_errors.is_storage_error(outer)
     assert not read_errors.is_storage_error(FileNotFoundError(errno.ENOENT, "No such file or directory"))
     assert not read_errors.is_storage_error(ValueError("DATA_LOSS: Error decoding b-tree node"))
 

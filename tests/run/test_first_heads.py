@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.run import first_heads
 from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.run.first_heads import with_fitted_heads
 from tests.run.test_stored import config_of
@@ -58,7 +59,7 @@ def accuracy(experiment, features, params):
     return {task: float((np.argmax(logits[task], 1) == label[:, k]).mean()) for k, task in enumerate(TASKS)}
 
 
-def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsys):
+def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsys, monkeypatch):
     experiment, features = built(tmp_path, train__ema__enabled=True)
     label = features.label
     before = experiment.initial_state()
@@ -74,6 +75,11 @@ def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsy
     experiment.inputs.stored.update(dict.fromkeys(("train", "val"), Features(label)))
     again = with_fitted_heads(experiment, before)
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
+    judged = []
+    monkeypatch.setattr(first_heads, "fitted", lambda halves, sample: judged.append(sample) or {})
+    assert with_fitted_heads(experiment, before) is before
+    second_half = experiment.inputs.dataset.train.rows[1::2]
+    assert len(judged[0][0]) == len(second_half[second_half != 5]), "the scale is of rows that the first has not seen"
 
 
 @pytest.mark.parametrize("why", ["off", "full", "type", "loaded"])
