@@ -75,11 +75,16 @@ def test_heads_begin_at_the_discriminants_and_the_rest_as_it_was(tmp_path, capsy
     experiment.inputs.stored.update(dict.fromkeys(("train", "val"), Features(label)))
     again = with_fitted_heads(experiment, before)
     jax.tree.map(np.testing.assert_array_equal, again.params, after.params)
-    judged = []
-    monkeypatch.setattr(first_heads, "fitted", lambda halves, sample: judged.append(sample) or {})
+    samples: list[Any] = []
+
+    def nothing(halves, sample):
+        samples.append(sample)
+        return {}
+
+    monkeypatch.setattr(first_heads, "fitted", nothing)
     assert with_fitted_heads(experiment, before) is before
     second_half = experiment.inputs.dataset.train.rows[1::2]
-    assert len(judged[0][0]) == len(second_half[second_half != 5]), "the scale is of rows that the first has not seen"
+    assert len(samples[0][0]) == len(second_half[second_half != 5]), "the scale is of rows that the first has not seen"
 
 
 @pytest.mark.parametrize("why", ["off", "full", "type", "loaded"])
