@@ -516,9 +516,9 @@ def test_empty_file_is_the_default(tmp_path):
 
 
 BOMBS = {
-    "aliases": "A0: &a0 [x, x]\n" + "".join(f"A{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
+    "aliases": "A0: &a0 [x, x]\n" + "".join(f"A{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 7)),
     "merges": "X0: &x0 {A: 1}\n"
-    + "".join(f"X{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 9)}]}}\n" for i in range(1, 12)),
+    + "".join(f"X{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 9)}]}}\n" for i in range(1, 7)),
     "an alias within itself": "TRAIN: &a\n  EPOCHS: *a\n",
     "depth": "TRAIN: " + "[" * 4000 + "]" * 4000,
     "moderate depth": "TRAIN: " + "[" * 60 + "]" * 60,
