@@ -29,6 +29,7 @@ from linnaeus_jax.reading.schema import DETAIL, NO_SUCH_PICTURE, PICTURE, REASON
             ["p0.jpg"],
             "looked for 'a/photos/photos/p0.jpg'; 'a/photos/p0.jpg' is there: give --pictures a",
         ),
+        ("photos/p0.jpg", ["x/p0.jpg"], "'a/photos/x/p0.jpg' is there: give a folder in which it is 'photos/p0.jpg'"),
         ("y/p0.jpg", ["z/p0.jpg"], "'a/photos/z/p0.jpg' is there: give a folder in which it is 'y/p0.jpg', or correct"),
         ("p0.jpg", ["q.jpg"], "looked for 'a/photos/p0.jpg'; there are other names, such as 'a/photos/q.jpg'"),
         ("p0.jpg", [], "looked for 'a/photos/p0.jpg', and a/photos holds no other pictures: give their folder"),

@@ -43,6 +43,11 @@ def test_options_are_taken_out_of_the_command_line():
         ({}, {}, None),
         ({"coordinator": "a:1", "processes": "2", "process": "1"}, {}, explicit("a:1", 2, 1)),
         ({"coordinator": "a:1"}, {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}, explicit("a:1", 2, 0)),
+        (
+            {"coordinator": "a:1", "processes": "2", "process": "1"},  # options count before variables
+            {"JAX_COORDINATOR_ADDRESS": "b:1", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "0"},
+            explicit("a:1", 2, 1),
+        ),
         ({"coordinator": "a:1"}, SLURM, explicit("a:1", 2, 1)),
         ({"coordinator": "a:1", "process": "0"}, MPI, explicit("a:1", 4, 0)),
         ({}, POD | {"JAX_COORDINATOR_ADDRESS": "job-0.job:1", "JAX_NUM_PROCESSES": "4"}, explicit("job-0.job:1", 4, 2)),

@@ -78,6 +78,18 @@ def test_two_cycles_hold_the_right_steps(tmp_path):
     assert not any(name.startswith("$") for name in names)
 
 
+def test_a_trace_holds_only_its_own_updates(tmp_path, monkeypatch):
+    done: list[str] = []
+    monkeypatch.setattr(jax, "block_until_ready", lambda outputs: done.append(f"update {outputs} computed"))
+    for name in ("start_trace", "stop_trace"):
+        monkeypatch.setattr(jax.profiler, name, lambda *_, name=name, **__: done.append(name))
+    profiler = StepProfiler(settings((2, 0, 1, 1)), tmp_path)
+    for i in range(4):
+        with profiler.before_step(i, i):
+            profiler.after_step(i)
+    assert done == ["update 1 computed", "start_trace", "update 2 computed", "stop_trace"]
+
+
 def test_resumed_run_and_stacks(tmp_path):
     train(StepProfiler(settings((0, 1, 1, 1), stack=True, shapes=True), tmp_path, start_step=40), 3, first=40)
     found, names = step_numbers(tmp_path)

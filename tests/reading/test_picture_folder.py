@@ -52,6 +52,7 @@ def test_listing_is_sorted_and_leaves_out_hidden_files_and_folders_asked_for(roo
         "b/c/deep",
         "b/c/deep.WEBP",
         "{root}/b/c/deep.webp",
+        "file://{root}/b/c/deep.webp",
     ],
 )
 def test_ways_to_name_a_file(root, named, whole):
@@ -91,7 +92,7 @@ def test_missing_and_ambiguous(root, whole):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_links(root, tmp_path, whole):
-    outside = touch(tmp_path / "outside", "secret.jpg")
+    outside = touch(tmp_path / "pictures of others", "secret.jpg")  # the name begins as that of the folder
     (root / "inner.jpg").symlink_to(root / "a.png")
     (root / "inner").symlink_to(root / "b")
     (root / "loop").symlink_to(root)
@@ -107,6 +108,9 @@ def test_links(root, tmp_path, whole):
     listing = list_files(root)
     assert set(listing.refused) == {"file.jpg", "folder"}
     assert "folder/secret.jpg" in list_files(root, follow_links=True).files
+    ring = touch(tmp_path / "ring", "a/p.jpg")
+    (ring / "a/back").symlink_to(ring)
+    assert list_files(ring, follow_links=True).files == ["a/p.jpg"]
 
 
 def test_names_that_are_not_text(root):

@@ -19,6 +19,7 @@ from linnaeus_jax.reading.text import printable
         ("gnp.\u202egpj", r"gnp.\u202egpj"),
         ("a\u2028b\u200bc\ufeff", r"a\u2028b\u200bc\ufeff"),
         ("butterfly \U0001f98b", r"butterfly \U0001f98b"),
+        ("snow \u2603", "snow \u2603"),
         ("C:\\bird", "C:\\\\bird"),
         ("\ud800", r"\ud800"),
         (b"caf\xc3\xa9 \xff", r"café \xff"),
