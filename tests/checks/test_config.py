@@ -108,6 +108,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"loss.taxonomy_smoothing.enabled": (1,)}, "loss.taxonomy_smoothing.enabled = (1,)", "True or False"),
     ({"loss.grad_weighting.class_weights.cap": (1.0, 2.0)}, "class_weights.cap = (1.0, 2.0)", "one per task"),
     ({"loss.grad_weighting.task.init_weights": (1.0,)}, "init_weights = (1.0,)", "one number per task"),
+    ({"loss.grad_weighting.task.init_weights": (0, 0, 0)}, "init_weights = (0, 0, 0)", "not all 0"),
     ({"aug.std": (0.2, 0.2)}, "aug.std = (0.2, 0.2)", "give 3"),
     ({"aug.std": (0.2, 0.2, 0.0)}, "aug.std = (0.2, 0.2, 0.0)", "above 0"),
     ({"metrics.taxa_subsets": (("all", "taxa_L30"),)}, "metrics.taxa_subsets holds ('all', 'taxa_L30')", "taxon id"),

@@ -203,6 +203,7 @@ def test_a_misspelt_folder_is_seen_through(tmp_path, monkeypatch):
         assert messages([f"--config={given}"]) == [f"--config={given}: {meant}"]
     assert messages([f"--config={tmp_path}/data/grocry/config.py"])[0].endswith(f"did you mean {path}?")
     assert messages(["--config=nowhere/at/all.py"]) == ["--config=nowhere/at/all.py: there is no such file"]
+    path.with_name("build.py").write_text("")
     (found,) = messages(["--config=data/grocery"])
     assert "this is a directory; give a Python file with get_config(); did you mean data/grocery/config.py?" in found
     assert messages(["--config=other"])[0].endswith("this is a directory; give a Python file with get_config()")

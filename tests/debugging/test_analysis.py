@@ -47,8 +47,9 @@ def healthy() -> list[dict]:
 
 def test_a_cause_counts_whichever_event_comes_first():
     log = LogStatistics()
-    for kind, data in (("param_updates", {"no_updates": True}), ("gradient_stats", {"total_norm": 0.0})):
-        log.add({"event_type": kind, "step": 50, "epoch": 0, "data": data})
+    still, zero = ("param_updates", {"no_updates": True}), ("gradient_stats", {"total_norm": 0.0})
+    for step, (kind, data) in ((50, still), (100, still), (100, zero)):
+        log.add({"event_type": kind, "step": step, "epoch": 0, "data": data})
     assert log.updates.causes == {NO_GRADIENT}
 
 

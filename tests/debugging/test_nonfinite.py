@@ -67,7 +67,9 @@ def test_infinities_only_where_asked_for():
     with nonfinite.switched_on(nans=False, infs=True):
         error = nonfinite.locate(lambda x: 1 / x, jnp.zeros(2))
     assert error is not None
-    assert "`div` makes the first infinity" in str(nonfinite.explained(error, "here"))
+    message = str(nonfinite.explained(error, "here", before=list("abcde")))
+    assert "`div` makes the first infinity" in message
+    assert "bad already: a, b, c and 2 more before the computation" in message
     assert nonfinite.kinds() == ()
 
 

@@ -9,6 +9,8 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import h5py
@@ -16,6 +18,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from linnaeus_jax.building.steps.summary import MOST_WARNINGS, summary_tables
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.typed import typed
@@ -82,6 +85,14 @@ def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
     assert "--force" in capsys.readouterr().err
     assert build(*common, "--images", "jpeg", "--force") == 0
     assert not (out / "shards").exists()
+
+
+def test_warnings_that_are_not_printed_are_counted():
+    totals = dict.fromkeys(("in", "used", "small_classes"), 0)
+    totals |= {key: {} for key in ("rejected", "blanked", "known", "split", "ranks")}
+    finished: Any = SimpleNamespace(totals=totals, warnings=[str(i) for i in range(MOST_WARNINGS + 3)])
+    *_, last_printed, rest = summary_tables(finished, Path("out"))
+    assert (last_printed, rest) == (f"warning: {MOST_WARNINGS - 1}", "... and 3 more warnings, see build.json")
 
 
 def test_force_replaces_what_is_built_and_no_part_beside(tmp_path):
