@@ -5,9 +5,14 @@ from __future__ import annotations
 import csv
 import zipfile
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from linnaeus_jax.demo.as_files import DOI, FORMS, write_demo_files
+from linnaeus_jax.demo.drawing import draw
+from linnaeus_jax.demo.generate import simulate
+from linnaeus_jax.demo.species import SPECIES
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +25,10 @@ def test_folders_are_classes(written):
     depths = {len(path.relative_to(written["folders"]).parts) for path in written["folders"].rglob("*.jpg")}
     assert depths == {2, 3, 4}, "pictures known to family, genus and species"
     assert len(list(written["folders"].rglob("*.jpg"))) == 160
+    (first,) = written["folders"].rglob("4000000.jpg")
+    look = SPECIES[simulate(0, 160).species[0]].look
+    means = [np.mean(x, axis=(0, 1)) for x in (draw(np.random.default_rng([0, 1, 0]), look, 32), Image.open(first))]
+    np.testing.assert_allclose(*means, atol=2, err_msg="red, green and blue")
 
 
 def test_the_table_names_every_picture_and_one_more(written):

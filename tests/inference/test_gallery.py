@@ -30,7 +30,8 @@ def files_of(text: str) -> list[str]:
 def test_a_page_holds_everything_that_it_shows(tmp_path):
     picture = tmp_path / "picture.png"
     Image.fromarray(np.zeros((300, 200, 3), np.uint8)).save(picture)
-    rows = [row("none", False), row("gone", inputs=[], metadata_from=""), row("sure")]
+    asked = {"rank": "genus", "taxon_id": 7, "name": "Aus", "common_name": "", "probability": 0.25}
+    rows = [row("none", False), row("gone", inputs=[], metadata_from=""), row("sure", always=[asked])]
     out = tmp_path / "look" / "gallery.html"
     done: list[tuple[int, int]] = []
     paths = [picture, tmp_path / "gone.jpg", picture]
@@ -41,6 +42,7 @@ def test_a_page_holds_everything_that_it_shows(tmp_path):
     assert "all 3." in text
     assert text.count("data:image/jpeg;base64,") == 2
     assert "no picture: " in text
+    assert "<td>Aus</td><td>25.0&nbsp;%" in text
     for said in ("Par&lt;idae", "lat &lt;91&gt;", "with SPATIAL (EXIF)", "from the picture alone", "60.0&nbsp;%"):
         assert said in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)  # nothing is fetched

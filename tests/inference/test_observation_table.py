@@ -49,6 +49,7 @@ def test_parquet_and_mapping(tmp_path):
         ("date,time", "17/05/2024,2:20 PM EST", "17/05/2024T2:20 PM EST"),
         ("date,time", "2024:05:17,10:20", "2024:05:17T10:20"),
         ("date,time", "2024-05-17 2 pm,10:20", "2024-05-17 2 pm"),
+        ("date,time", "2024-05-17 15h30,10:20", "2024-05-17 15h30"),
         ("date,year,month,day", "summer,2024,7,15", "2024-07-15"),
         ("date,year,month,day", "2024-05-17,1999,1,1", "2024-05-17"),
         ("year,month,day", "2024,5,7", "2024-05-07"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.inference.files.picture_list import PictureFile, list_pictures, of_shard
+from linnaeus_jax.inference.files.picture_list import PictureFile, list_pictures, of_shard, stamp_of
 from linnaeus_jax.reading.shards import Shard
 
 
@@ -77,6 +78,29 @@ def test_names_that_cannot_be_written_are_faults(folder):
         "photos/\\udcff.jpg": "a name that is not UTF-8",
         "photos/two\nlines.jpg": "a control character in the path",
     }
+
+
+def test_a_folder_that_cannot_be_read_is_a_fault(folder, monkeypatch):
+    listed = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    faults = {picture.name: picture.fault for picture in list_pictures(["photos"]) if picture.fault}
+    assert faults == {"photos/sub/deep": "cannot be read: Permission denied"}
+
+
+def test_a_change_is_seen_by_the_size_and_by_the_time(folder):
+    (picture,) = list_pictures(["photos/b.jpg"])
+    stamps = set()
+    for content, seconds in ((b"", 5), (b"a", 5), (b"a", 6)):
+        picture.path.write_bytes(content)
+        os.utime(picture.path, (seconds, seconds))
+        stamps.add(stamp_of(picture))
+    assert len(stamps) == 3
 
 
 def test_links_are_followed(folder):

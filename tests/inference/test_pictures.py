@@ -81,6 +81,7 @@ def test_arrays_and_images_of_all_modes():
         (NOISE[..., :2], "give uint8 pixels"),
         (NOISE[:0], "give uint8 pixels"),
         (Image.new("F", (4, 4)), "pixels of 32 bits"),
+        (Image.new("I", (4, 4)), "pixels of 32 bits"),
     ],
 )
 def test_what_is_no_picture(model, picture, message):

@@ -6,6 +6,7 @@ import io
 import shlex
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,6 +86,20 @@ def test_the_bar_and_plain_lines_say_what_is_compiled_and_for_how_long(monkeypat
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "compiling: XLA makes the program of an update; a second start finds it on disk"
     assert set(lines[1:]) == {"compiling (0 s)"}
+
+
+def test_throughput_is_a_moving_average_from_the_first_measured_update(monkeypatch) -> None:
+    moments = iter((0.0, 10.0, 12.0, 100.0))
+    monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
+    speed, found = Throughput(), []
+    for waited in (9.0, 20.0, 1.0):  # of the first one nothing is known; more than all of the time is all of it
+        speed.update(32, waited)
+        found.append((speed.seconds_per_update, speed.wait_share))
+    speed.pause()
+    speed.update(32, 0.0)
+    assert found == [(0.0, 0.0), (10.0, 1.0), pytest.approx((9.2, 0.95))]
+    assert speed.seconds_per_update == found[-1][0], "the pause does not count"
+    assert speed.images_per_second == pytest.approx(32 / 9.2)
 
 
 def test_next_steps_are_commands_with_the_paths_of_the_run() -> None:

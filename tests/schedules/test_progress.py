@@ -177,3 +177,7 @@ def test_epochs_of_another_length_after_a_resume():
     assert (progress.expected_total_steps, progress.expected_epochs) == (20, 4)
     assert progress.enter_epoch(2)
     assert (progress.current_epoch, progress.last_boundary_step) == (2, 10)
+    progress.advance(2)
+    progress.epoch_complete = True
+    assert progress.enter_epoch(2), "epochs are longer again, and the next update is of the epoch that was over"
+    assert progress.last_boundary_step == 15

@@ -156,7 +156,7 @@ def test_errors(settings, text):
         ),
         ({"schedule.validation.interval_steps": 7, "schedule.checkpoint.interval_epochs": 2}, "is given in epochs"),
         ({"schedule.validation.interval_fraction": 0.05}, "is only 5 updates"),
-        ({"lr_scheduler.warmup_fraction": 0.6}, "half of the run"),
+        ({"lr_scheduler.warmup_fraction": 0.5}, "half of the run"),
         ({"lr_scheduler.warmup_steps": 100}, "only the ramp is seen"),
         ({"lr_scheduler.min_lr": 1.0}, "min_lr = 1.0 is lowered"),
         ({"schedule.meta_masking.end_steps": 400}, "ends at update 400, beyond"),
@@ -218,6 +218,8 @@ def test_a_batch_as_large_as_the_data_is_said():
     )
     warnings = make_schedule(settings, steps_per_epoch=4).warnings
     assert not [text for text in warnings if "so an epoch" in text or "multiplied" in text or "fewer than 10" in text]
+    flat = {"lr_scheduler.warmup_steps": 9, "lr_scheduler.base_lr": 1e-3, "lr_scheduler.warmup_lr": 5e-4}
+    assert not [text for text in make_schedule(flat).warnings if "fewer than 10" in text], "it hardly rises"
 
 
 def test_checkpoints_are_not_ranked_by_a_phase_that_never_runs():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.step import placement as step_placement
-from linnaeus_jax.step.placement import Fetcher, Placement
+from linnaeus_jax.step.placement import Fetcher, Placement, RunAhead
 
 
 def rows_by_device(array: jax.Array) -> list[list[int]]:
@@ -146,3 +146,12 @@ def test_fetches_are_counted():
     assert isinstance(found["a"], np.ndarray)
     assert fetch((jnp.ones(2), 3))[1] == 3
     assert fetch.calls == 2
+
+
+def test_the_host_runs_two_batches_ahead(monkeypatch):
+    waited: list[int] = []
+    monkeypatch.setattr(jax, "block_until_ready", waited.append)
+    ahead = RunAhead()
+    for batch, expected in enumerate(([], [], [0], [0, 1])):
+        ahead.add(batch)
+        assert waited == expected

@@ -66,6 +66,13 @@ def test_options_of_the_compiler_are_those_that_this_version_knows(monkeypatch):
     options = process.compiler_options(training=False)
     assert jax.jit(lambda x: x + 1.0, compiler_options=options)(1.0) == 2.0
     assert not process._accepted("xla_cpu_no_such_option", "1")
+    monkeypatch.setattr(process, "_accepted", lambda name, value: True)
+    for training in (True, False):
+        monkeypatch.delenv("XLA_FLAGS")
+        wanted = process.compiler_options(training=training)
+        given = min(wanted)
+        monkeypatch.setenv("XLA_FLAGS", f"--other --{given}=2")
+        assert process.compiler_options(training=training).keys() == wanted.keys() - {given}, "what is set stays"
 
 
 GAPS = """

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.weights import coverage as cov
+from linnaeus_jax.weights.classes import match_rows
 from linnaeus_jax.weights.files import read_state
 from linnaeus_jax.weights.importing import read_pretrained
 from linnaeus_jax.weights.settings import reads_weights, setting_errors
@@ -182,6 +183,9 @@ def test_the_same_classes_in_another_order(export, model, weights):
     np.testing.assert_array_equal(head(done.merged(*trees(model, seed=1)))[0], head(weights)[0][::-1])
     assert done.coverage.counts()[cov.MATCHED] == 0
     assert "6 of 6 rows by taxon id" in done.coverage.table()
+    more = {"species": {7: 0, 8: 1, 9: 2}}
+    assert match_rows("species", more, 3, [7, 8, 9], 3).note == ""
+    assert match_rows("species", more, 3, [7, 8], 2).note == "2 of 2 rows by taxon id"
 
 
 def test_classes_of_the_original_from_its_json(original, tmp_path):
@@ -414,3 +418,5 @@ def test_what_is_whole_is_all_of_the_file():
         ("a", cov.LOADED, 4), ("b", cov.MATCHED, 2), ("c", cov.MATCHED, 4), ("d", cov.RESIZED, 4),
     )]  # fmt: skip
     assert cov.Coverage(tuple(rows)).whole() == {"a", "c"}
+    many = [cov.Row(f"{note}.{part}", "g", cov.SKIPPED, f"note {note}") for note in range(14) for part in "ab"]
+    assert cov.Coverage(tuple(many)).table().endswith("  11.a, 11.b: note 11\n  and 4 more")

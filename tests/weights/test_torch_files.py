@@ -359,6 +359,8 @@ def test_the_limit_of_bytes_holds_in_both_forms(tmp_path, monkeypatch):
     monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 12)
     content = pickle.dumps({"a": "x" * 5000}, 2)
     assert "beside the arrays" in refusal(saved(tmp_path / "x.pth", content))
+    lines = b"(" + b"V%0100d\n" % 1 * 60 + b"l."  # texts, a line each
+    assert "beside the arrays" in refusal(saved(tmp_path / "x.pth", lines))
     before: tuple[object, ...] = (torch_files.MAGIC, 1001, {})
     head = b"".join(pickle.dumps(part, 2) for part in before)
     (tmp_path / "y.pth").write_bytes(head + content + pickle.dumps([], 2))
