@@ -87,6 +87,7 @@ def test_card(bundle, rows, tmp_path):
         "| habitat | a\\|b | 50 |",
         "the path, without metadata, %",
         "last parameters after 7 updates",
+        f"species {bundle.taxonomy.tree.num_classes['taxa_L10'] - 1} |",  # "unknown" is no taxon
     ):
         assert words in text
     promised = dict(

@@ -117,6 +117,8 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
     # of the rows 3 and 5 of species 99, row 3 is answered by its genus, row 5 by a species
     expected = {"named": 0.5, "coarser": 0.5, "coarser_wrong": 0.0, "none": 0.0}
     assert numbers["unknown_taxa_answered"]["species"] == expected
+    assert numbers["unknown_taxa_answered"]["genus"]["named"] == 1.0, "row 5 by a species of another genus"
+    assert numbers["metadata"]["TEMPORAL"] == pytest.approx(6 / 7)  # not in row 1
     [at_half] = [each for each in numbers["roll_up"] if each["min_confidence"] == 0.5]
     assert at_half["answered"] == {"family": 0.0, "genus": pytest.approx(2 / 7), "species": pytest.approx(5 / 7)}
     assert at_half["error"] == pytest.approx(3 / 7)  # rows 0, 1 and 5

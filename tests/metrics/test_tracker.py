@@ -148,6 +148,7 @@ def test_the_documented_names_of_null_and_other_labels_in_training(null_tasks):
     assert row["train/non_null/acc1_taxa_L20"] == row["train/epoch_avg_non_null/acc1_taxa_L20"]
     assert ("core/train_non_null_acc1/taxa_L20" in row) == (null_tasks is None)
     assert not any(name.startswith("train/null") for name in names.update_row(values, {}))
+    assert "train/null/acc1_taxa_L10" not in names.phase_row("train", values, ()), "of no task"
 
 
 def test_nothing_stale_is_logged_again():

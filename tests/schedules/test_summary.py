@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -78,6 +79,8 @@ def test_text_says_what_the_loop_does():
     assert first.startswith(f"schedule: {resolved.epochs} epochs, {resolved.total_steps} updates of ")
     assert "learning rate: " in first
     assert second.startswith("          at ends of epochs: validation ")
+    rates = tuple(dataclasses.replace(rate, frozen=rate.group == "default") for rate in resolved.learning_rates)
+    assert "all is frozen" not in headline(dataclasses.replace(resolved, learning_rates=rates))
     assert f"after epochs {', '.join(map(str, firing_epochs(resolved)['VALIDATION_MASK_META']))}" in text
 
 

@@ -309,7 +309,7 @@ def _nested(protocol: int) -> bytes:
 
 
 #: the tuple number i holds that before it twice: hashing the last one goes through 2 ** 60
-_TUPLES = b"\x80\x02)q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
+_TUPLES = b"\x80\x02)q\x000" + b"".join(b"h%ch%c\x86q%c0" % (i, i, i + 1) for i in range(60)) + b"h\x3c"
 
 COSTLY = {
     "instructions": b"\x80\x02" + b"N0" * 60_000 + b"}.",
@@ -401,3 +401,11 @@ def test_every_way_to_call_makes_a_record(stream, monkeypatch):
 def test_streams_that_are_no_pickle(stream):
     with pytest.raises(PickleError):
         Unpickler(io.BytesIO(stream), {}, lambda pid: None).load()
+
+
+def test_keys_that_could_be_costly_to_hash_are_records():
+    most = pickles.LARGEST_KEY
+    keys = ("a", most, -most, most + 1, -most - 1, (1, 2))
+    made = Unpickler(io.BytesIO(pickle.dumps(dict.fromkeys(keys))), {}, lambda pid: None).load()
+    assert [key if key in keys else key.arguments[0] for key in made] == list(keys)
+    assert [isinstance(key, Record) for key in made] == [False] * 3 + [True] * 3
