@@ -88,7 +88,7 @@ def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
 
 
 def test_warnings_that_are_not_printed_are_counted():
-    totals = dict.fromkeys(("in", "used", "small_classes"), 0)
+    totals: dict[str, Any] = dict.fromkeys(("in", "used", "small_classes"), 0)
     totals |= {key: {} for key in ("rejected", "blanked", "known", "split", "ranks")}
     finished: Any = SimpleNamespace(totals=totals, warnings=[str(i) for i in range(MOST_WARNINGS + 3)])
     *_, last_printed, rest = summary_tables(finished, Path("out"))
