@@ -116,11 +116,10 @@ class MetricsTracker:
 
     # ---- views --------------------------------------------------------------------------------------------------
 
-    def value(self, name: str, step: int | None = None) -> float | None:
-        """Last value under a logged name such as `val/loss`; None before its first measurement, or where it was not
-        measured at `step` (None: at any)."""
+    def value(self, name: str) -> float | None:
+        """Last value under a logged name such as `val/loss`; None before its first measurement."""
         metric = self.metrics.get(name)
-        return None if metric is None or step not in (None, metric.last_step) else metric.value
+        return None if metric is None else metric.value
 
     def latest_by_phase(self, step: int | None = None) -> dict[str, dict[str, float]]:
         """Phase -> metric -> last value, of the metrics measured at `step` (None: at any)."""

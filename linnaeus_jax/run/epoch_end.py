@@ -19,7 +19,6 @@ from typing import Any
 
 from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
 from linnaeus_jax.metrics.console_lines import epoch_line
-from linnaeus_jax.metrics.names import result_name
 from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
@@ -160,7 +159,8 @@ class EpochEnd:
 
     def _early_stop(self) -> str | None:
         host, spec = self.host, self.host.schedule.resolved.early_stop
-        metric = host.tracker.value(result_name(spec.phase, spec.metric), host.progress.global_step)
+        measured = host.tracker.latest_by_phase(host.progress.global_step)
+        metric = measured.get(spec.phase, {}).get(spec.metric)
         if host.schedule.should_stop_early(metric, host.logger.last_grad_norm):
             reason = host.schedule.stop_reason
             log.warning("early stop after %d updates: %s", host.progress.global_step, reason)
