@@ -1,10 +1,9 @@
 # Everything a newcomer needs: `make demo` and `make test` set up what they use.
-PYTHON ?= python3.11
+PYTHON ?= $(shell .ci/python)
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
-LATEST_PYTHON = $(shell .ci/newest_python)
 
 .PHONY: help demo test test-slow test-latest campaign mutations lint docs reference pictures bench setup clean
 
@@ -14,7 +13,7 @@ help:
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make campaign PART=kills|inputs|damage|faults|power|http|pictures  hundreds of kills, bad inputs, damage, hostile requests"
 	@echo "make mutations  single-place faults, and whether the tests see them (half an hour)"
-	@echo "make test-latest  the tests with the newest Python here and the newest JAX, in .venv-latest"
+	@echo "make test-latest  the tests with the newest release of every library, in .venv-latest"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the manual as web pages, in build/docs; a broken link is an error"
 	@echo "make pictures   draw the pictures of the manual again, from a real run"
@@ -22,8 +21,7 @@ help:
 	@echo "make bench      run the CPU benchmarks and write benchmarks/results/"
 
 $(READY): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or name another: make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@python="$(PYTHON)" && [ -n "$$python" ] && set -x && "$$python" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,profile]'
 	@touch $(READY)
@@ -64,12 +62,9 @@ docs: $(READY_DOCS)
 pictures: $(READY)
 	$(BIN)/python -m docs.pictures
 
-# only where the newest releases can be had; LATEST_PYTHON=python3.X chooses another Python
 test-latest:
-	@[ -n "$(LATEST_PYTHON)" ]
-	@echo "the newest Python here: $$($(LATEST_PYTHON) --version), $(LATEST_PYTHON)"
 	rm -rf .venv-latest
-	$(LATEST_PYTHON) -m venv .venv-latest
+	@python="$(PYTHON)" && [ -n "$$python" ] && set -x && "$$python" -m venv .venv-latest
 	.venv-latest/bin/python -m pip install --quiet --upgrade pip
 	.venv-latest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev,profile]'
 	.venv-latest/bin/python -m pip list | grep -iE '^(jax|jaxlib|flax|optax|orbax-checkpoint|grain|numpy) '
@@ -83,4 +78,4 @@ bench: $(READY)
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 
 clean:
-	rm -rf $(VENV) .venv-latest build/docs .jax_cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-latest .venv-oldest build/docs .jax_cache .pytest_cache .mypy_cache .ruff_cache

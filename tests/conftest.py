@@ -30,6 +30,7 @@ from linnaeus_jax.backend import PLAIN
 from linnaeus_jax.main import GARBAGE_THRESHOLDS
 from linnaeus_jax.run import experiment
 from linnaeus_jax.step.placement import Placement
+from tests.needs import check_needs
 from tests.undrawn import undrawn
 
 gc.set_threshold(*GARBAGE_THRESHOLDS)
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("tricks"):
                 item.add_marker(pytest.mark.skip(reason=f"{PLAIN} switches off what is tested"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures that need it, too
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    check_needs(item)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -400,10 +400,10 @@ def short_set(data: Path) -> PublicSet:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("pictures")
 def test_short_form(tmp_path, monkeypatch):
     """A row from an empty directory: features once, a head, its bundle, answers for a coverage, figures."""
-    if not (directory := os.environ.get("LINNAEUS_PICTURES")):
-        pytest.skip("LINNAEUS_PICTURES names no folder with the 504 pictures of the Grocery Store set")
+    directory = os.environ["LINNAEUS_PICTURES"]
 
     def run(command, log):
         ended = forks.call(command[0], command[1:], log.with_suffix(""), seconds=900)

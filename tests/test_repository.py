@@ -18,9 +18,7 @@ CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypoth
 
 
 def git(*arguments: str, stdin: str = "", codes: tuple[int, ...] = (0,)) -> list[str]:
-    """The NUL-separated names that a git command prints; skips where the sources are no checkout."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("these sources are not a git checkout")
+    """The NUL-separated names that a git command prints."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True)
     assert done.returncode in codes, done.stderr
     return [name for name in done.stdout.split("\0") if name]
@@ -30,6 +28,7 @@ def tracked() -> list[str]:
     return git("ls-files", "-z", "--", *SOURCES)
 
 
+@pytest.mark.needs("git")
 def test_no_source_file_is_ignored():
     """Files on this disk that `git add` would pass over."""
     hidden = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--", *SOURCES)
@@ -37,6 +36,15 @@ def test_no_source_file_is_ignored():
     assert not hidden, f".gitignore hides {hidden[:5]}; anchor its patterns with a leading slash"
 
 
+def test_tests_are_skipped_for_what_they_need_alone():
+    """`LINNAEUS_REQUIRE` sees those, so that none is skipped everywhere; `LINNAEUS_PLAIN` is the exception."""
+    here = {Path("tests/needs.py"), Path("tests/conftest.py"), Path("tests/test_repository.py")}
+    skips = re.compile(r"skipif|importorskip|pytest\.skip|mark\.skip")
+    for path in {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py")} - here:
+        assert not skips.search((ROOT / path).read_text()), path
+
+
+@pytest.mark.needs("git")
 def test_no_pattern_of_gitignore_reaches_a_source_folder():
     """Files that do not exist yet: one in each folder, and in the folder of tests of each subpackage of the package."""
     folders = {parent for name in tracked() for parent in Path(name).parents if parent.parts}

@@ -7,11 +7,11 @@ here: JAX is imported late by programs that may do without it.
 
 from __future__ import annotations
 
-#: library -> version with which its parts below were seen
+#: library -> oldest and newest version with which its parts below were seen
 SEEN = {
-    "jax": "0.10.2",
-    "flax": "0.12.8",
-    "orbax-checkpoint": "0.12.8",
-    "wandb": "0.31.0",
-    "grain": "0.2.18",
+    "jax": ("0.10.2", "0.12.0.1"),
+    "flax": ("0.12.8", "0.12.12"),
+    "orbax-checkpoint": ("0.12.8", "0.12.8"),
+    "wandb": ("0.31.0", "0.31.0"),
+    "grain": ("0.2.18", "0.2.18"),
 }

@@ -30,7 +30,6 @@ def test_damage_is_one_of_its_kinds(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_damage_is_named_or_without_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")  # half of the time of compiling
-    pytest.importorskip("tensorboard", reason="the extra `profile` is not installed")
     chosen = ("checkpoint, going on", "checkpoint, used", "metrics log, reported", "bundle")
     cases = [case for case in damage.cases(1, tmp_path / "made") if case.group in chosen][: len(chosen)]
     for number, case in enumerate(cases):

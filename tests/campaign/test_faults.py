@@ -21,9 +21,8 @@ def bench(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.needs("cc")
 def test_a_disk_that_is_full_from_a_write_on(bench, tmp_path):
-    if bench.library is None:
-        pytest.skip("no C compiler")
     outcome = faults.failing_call(bench, "w", 150, True, errno.ENOSPC)(tmp_path)
     assert outcome.good, outcome
     assert outcome.what == "one line, status 2; then the same result", outcome

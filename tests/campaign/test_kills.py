@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tensorboard", reason="the extra `profile` is not installed")
-
 from tests.campaign import kills, power
 
 

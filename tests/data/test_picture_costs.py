@@ -11,6 +11,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -201,8 +202,7 @@ def test_pillow_says_nothing(tmp_path):
 
 
 def test_heic(monkeypatch):
-    heif = pytest.importorskip("pillow_heif")
-    heif.register_heif_opener(thumbnails=False)
+    pillow_heif.register_heif_opener(thumbnails=False)
     smooth = cv2.resize(NOISE[:6, :8], (120, 90), interpolation=cv2.INTER_CUBIC)
     stream = io.BytesIO()
     Image.fromarray(smooth).save(stream, "HEIF", quality=95)

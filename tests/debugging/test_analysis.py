@@ -460,7 +460,7 @@ def test_documented_python_draws_a_log_with_losses_that_are_not_finite(tmp_path)
     assert drawn == "[3.0, nan, 2.0, inf, 1.0]\n", done.stderr
 
 
-@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.needs("jq")
 def test_documented_jq_runs_as_printed(tmp_path):
     events = changed("gradient_stats", total_norm=1e-9)
     next(e for e in events if e["event_type"] == "gradient_stats")["data"]["total_norm"] = math.inf

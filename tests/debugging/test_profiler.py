@@ -133,8 +133,6 @@ def test_a_failing_profiler_warns_and_ends(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.slow
 def test_tensorboard_serves_the_traces(tmp_path):
-    pytest.importorskip("tensorboard", reason="extra `profile`")
-    pytest.importorskip("tensorboard_plugin_profile", reason="extra `profile`")
     train(StepProfiler(settings(), tmp_path), 12)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

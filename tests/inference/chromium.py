@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 import urllib.request
@@ -14,22 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from websockets.sync.client import ClientConnection, connect
+
+from tests.needs import chromium
 
 #: seconds for the browser to start, and for what a test waits for
 PATIENCE = 30.0
 KEYS = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-
-
-def chromium_path() -> str:
-    """The browser; without one the test is skipped, or fails where it is required."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        if os.environ.get("CI") or os.environ.get("LINNAEUS_REQUIRE_CHROMIUM"):
-            pytest.fail("Chromium is not installed, and it is required here: apt-get install chromium")
-        pytest.skip("Chromium is not installed (apt-get install chromium)")
-    return path
 
 
 class Page:
@@ -150,7 +140,7 @@ def browser(profile: Path) -> Iterator[Page]:
     """An empty tab of a new browser with its own profile directory."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     process = subprocess.Popen(
-        [chromium_path(), *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"],
+        [str(chromium()), *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "HOME": str(profile)},

@@ -300,7 +300,7 @@ def test_classifiers_of_hubs_that_cannot_be_used(fixtures, tmp_path, name, chang
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not published(), reason="LINNAEUS_WEIGHTS names no directory with mobilenet_v2_*.tflite")
+@pytest.mark.needs("weights")
 @pytest.mark.parametrize("which", ["bird", "insect"])
 def test_published_bundles_answer_as_the_reference(tmp_path, fixtures, which):
     path = next(path for path in published() if f"inat_{which}" in path.name)

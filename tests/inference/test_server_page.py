@@ -14,6 +14,8 @@ from linnaeus_jax.inference.server.requests import Limits
 from tests.inference.chromium import Page, browser
 from tests.inference.serving_helpers import encoded, serving
 
+pytestmark = pytest.mark.needs("chromium")
+
 ANSWERED = "document.querySelector('#status').textContent.startsWith('Answer:')"
 TITLES = "[...document.querySelectorAll('.columns h3')].map((e) => e.textContent)"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import ssl
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from linnaeus_jax.inference.server.access import access_of
 from tests.docs.pages import DOCS, blocks
 from tests.inference.serving_helpers import encoded, serving
+from tests.needs import program
 
 NAME, TOKEN = "species.example.org", "a-token-of-the-tests"
 WHOLE = """
@@ -38,13 +38,6 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def nginx_path() -> str:
-    path = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if path is None:
-        pytest.skip("nginx is not installed (apt-get install nginx-light)")
-    return path
-
-
 def certificate(folder: Path) -> ssl.SSLContext:
     """Made for the name, and what trusts it."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -54,8 +47,9 @@ def certificate(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=folder / "certificate.pem")
 
 
+@pytest.mark.needs("nginx")
 def test_the_example_of_the_manual(model, pictures, tmp_path):
-    nginx, trusted, port = nginx_path(), certificate(tmp_path), free_port()
+    nginx, trusted, port = str(program("nginx")), certificate(tmp_path), free_port()
     example = next(block.text for block in blocks(DOCS / "serving.md") if block.marks.get("file") == "species.conf")
     with serving(model, access=access_of("127.0.0.1", NAME, token=TOKEN)) as url:
         text = example.replace("127.0.0.1:8000", url.removeprefix("http://")).replace("443", f"127.0.0.1:{port}")

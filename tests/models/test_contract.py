@@ -438,9 +438,8 @@ def test_missing_metadata_are_zeros(small, evaluate):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("small", MODELS, indirect=True)  # SmallNet has no tokens
 def test_a_masked_token_has_no_influence(small):
-    if small.family == "SmallNet":
-        pytest.skip("has no tokens")
     model = small.model.clone(missing_metadata="mask")
     apply = compiled(small, lambda *inputs: model.apply(*inputs[:-1], meta_valid_BK=inputs[-1]))
     run = functools.partial(apply, small.batch["image"])

@@ -14,16 +14,21 @@ from flax.errors import ScopeParamNotFoundError, ScopeParamShapeError
 from linnaeus_jax.models import initial, initial_variables, parameter_table, rotary
 from tests.models.builds import build
 
+SHAPES = ((), (1,), (0, 8), (3, 3, 2, 60))
+INITIALIZERS = {
+    "zeros": (initial.zeros, SHAPES),
+    "constant": (initial.constant(0.1), SHAPES),
+    "normal": (initial.normal(0.02), SHAPES),
+    "fan_out_normal": (initial.fan_out_normal, SHAPES[-1:]),  # of kernels
+    "uniform": (initial.uniform(-0.5, 0.25), SHAPES),
+}
+
 
 @pytest.mark.parametrize(
-    "init",
-    [initial.zeros, initial.constant(0.1), initial.normal(0.02), initial.fan_out_normal, initial.uniform(-0.5, 0.25)],
-    ids=["zeros", "constant", "normal", "fan_out_normal", "uniform"],
+    ("init", "shape"),
+    [pytest.param(init, s, id=f"{name}-{s}") for name, (init, shapes) in INITIALIZERS.items() for s in shapes],
 )
-@pytest.mark.parametrize("shape", [(), (1,), (0, 8), (3, 3, 2, 60)])
 def test_evaluated_and_traced_values_are_the_same(init, shape):
-    if init is initial.fan_out_normal and len(shape) < 4:
-        pytest.skip("for kernels")
     key = jax.random.key(3)
     found = initial.trace(lambda key: {"a": init(key, shape)}).evaluate(key)["a"]
     expected = jax.jit(init, static_argnums=1)(key, shape)

@@ -23,6 +23,7 @@ return range.getClientRects().length <= 1; })"""
 
 
 @pytest.mark.slow
+@pytest.mark.needs("chromium")
 def test_nothing_lies_beyond_a_narrow_screen_but_figures_that_scroll(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name) for name in ("one", "other")]
     for number, shown in enumerate((runs[:1], runs)):

@@ -4,9 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("tensorboard", reason="the extra `profile` is not installed")
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2

@@ -15,6 +15,7 @@ import pytest
 
 from linnaeus_jax.run.remote_sync import RemoteSync, RemoteSyncError, remote_directory
 from linnaeus_jax.run.trainer import UserError, run
+from tests.needs import program
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -40,10 +41,10 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.fixture(params=["scripted", "real"])
+@pytest.fixture(params=["scripted", pytest.param("real", marks=pytest.mark.needs("rclone"))])
 def rclone(request, tmp_path) -> str:
     if request.param == "real":
-        return shutil.which("rclone") or pytest.skip("no rclone")
+        return str(program("rclone"))
     return script(tmp_path / "rclone", RCLONE)
 
 
@@ -150,7 +151,7 @@ def test_remote_checkpoints_outlive_local_ones_that_all_vanish(source, tmp_path,
     assert array.read_text() == "6"
 
 
-@pytest.mark.skipif(shutil.which("rclone") is None, reason="no rclone")
+@pytest.mark.needs("rclone")
 def test_nothing_is_deleted_when_a_transfer_fails(source, tmp_path, syncing, caplog):
     remote = tmp_path / "remote"
     sync = syncing(source, remote, "rclone")

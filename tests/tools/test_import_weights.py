@@ -148,8 +148,10 @@ def test_a_stitched_start_becomes_one_file(call, tmp_path, fixtures):
     assert "is read with model.pretrained_source" in text
 
 
+@pytest.mark.needs("torch")
 def test_a_file_of_torch_is_converted_once(call, saved, tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = {f"module.{name}": torch.from_numpy(a) for name, a in load_file(saved / "w.safetensors").items()}
     path, out = tmp_path / "x.pth", tmp_path / "out.safetensors"
     torch.save({"model": tensors, "epoch": 1}, path)

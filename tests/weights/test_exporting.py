@@ -147,8 +147,9 @@ def test_the_final_norm_that_only_the_original_has(tmp_path):
     assert "only_last_cls" in done.coverage.table()
 
 
+@pytest.mark.needs("torch")
 def test_torch_reads_the_export(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
     from safetensors.torch import load_file
 
     settings = section(**SMALL_V0)

@@ -139,8 +139,10 @@ def refusal(path: Path, **keys: Any) -> str:
     return text
 
 
+@pytest.mark.needs("torch")
 def test_a_file_is_recognised_with_the_wrapper_of_its_authors(fixtures, tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = recorded(fixtures, "authors_v2").arrays
     path = tmp_path / "x.pth"
     torch.save({"model": {name: torch.from_numpy(array) for name, array in arrays.items()}, "epoch": 3}, path)

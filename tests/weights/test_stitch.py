@@ -84,18 +84,12 @@ def test_a_deeper_model_keeps_initial_values(golden, files):
     assert "the RoPE-ViT has 3 blocks" in done.coverage.table()
 
 
+AXIAL = {"rope_stages__rope_mixed": False, "rope_stages__num_heads": (3, 2)}
+
+
 def test_axial_positions_take_no_frequencies(golden, files, tmp_path):
-    done = taken(golden, **files, **AXIAL) if (AXIAL := axial_keys()) else pytest.skip("no such key yet")
+    done = taken(golden, **files, **AXIAL)
     assert "axial" in done.coverage.table()
-
-
-def axial_keys():
-    settings = section()
-    return (
-        {"rope_stages__rope_mixed": False, "rope_stages__num_heads": (3, 2)}
-        if "rope_mixed" in settings.rope_stages
-        else {}
-    )
 
 
 def test_without_layer_scales_nothing_is_folded(golden, files, tmp_path):
@@ -177,7 +171,7 @@ def test_blocks_without_their_frequencies_are_refused(golden, files, tmp_path, s
         UserError, match=r"holds no learned rotary frequencies .* set model.rope_stages.rope_mixed=False"
     ):
         taken(golden, files["convnext"], path, strict=strict)
-    taken(golden, files["convnext"], path, strict=strict, **axial_keys())
+    taken(golden, files["convnext"], path, strict=strict, **AXIAL)
     for shape in ((2, 3, 8), (2, 3, 2, 5), (3, 3, 12), (2, 12), (2, 0, 12), (0,), (), (2, 3, 2, 2, 3)):
         path = save(tmp_path / "x.safetensors", golden, "ropevit", freqs=np.zeros(shape, np.float32))
         with pytest.raises(UserError, match=r"freqs"):

@@ -23,6 +23,7 @@ from linnaeus_jax.weights.formats.mobilenet_v2_tflite import layers
 from linnaeus_jax.weights.importing import read_pretrained
 from linnaeus_jax.weights.targets import targets_of
 from linnaeus_jax.weights.tflite_files import Graph, Operation
+from tests import needs
 from tests.weights.helpers import CLASSES, model_of, section, trees
 from tests.weights.make_references import EVERY, drawn_pictures, real_pictures
 from tests.weights.tflite_maker import write_tflite
@@ -159,14 +160,14 @@ def test_folded_norms_become_biases(model):
     assert not done.arrays["_bn0.running_mean"].any()
     skipped = [row.name for row in done.coverage.rows if row.status == "skipped"]
     assert [name.split("/")[1] for name in skipped] == ["FULLY_CONNECTED"] * 2
-    needs = done.needs
-    assert (needs["model.variant"], needs["data.img_size"], needs["aug.mean"]) == (
+    wanted = done.needs
+    assert (wanted["model.variant"], wanted["data.img_size"], wanted["aug.mean"]) == (
         "mobilenet_v2",
         224,
         (128 / 255,) * 3,
     )
-    assert needs["aug.std"] == pytest.approx((128 / 255,) * 3)
-    assert "model.efficientnet.nominal_size" not in needs
+    assert wanted["aug.std"] == pytest.approx((128 / 255,) * 3)
+    assert "model.efficientnet.nominal_size" not in wanted
 
 
 def test_another_size_of_pictures_needs_its_padding(model):
@@ -200,12 +201,11 @@ def test_another_network_is_refused(model, changed, words):
 
 
 def published() -> list[Path]:
-    directory = os.environ.get("LINNAEUS_WEIGHTS", "")
-    return sorted(Path(directory).rglob("mobilenet_v2_*.tflite")) if directory else []
+    return needs.published("LINNAEUS_WEIGHTS", "mobilenet_v2_*.tflite")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not published(), reason="LINNAEUS_WEIGHTS names no directory with mobilenet_v2_*.tflite")
+@pytest.mark.needs("weights")
 @pytest.mark.parametrize("name", ["inat_bird_quant", "inat_insect_quant", "quant"])
 def test_features_and_best_class_are_those_of_the_reference(fixtures, name):
     with np.load(fixtures / f"reference_mobilenet_v2_1.0_224_{name}.npz") as file_of_reference:

@@ -137,8 +137,10 @@ def test_weights_in_a_kind_of_dict(tmp_path, kind):
     np.testing.assert_array_equal(read_state(path).arrays["a"], [1, 2])
 
 
+@pytest.mark.needs("torch")
 def test_files_of_pytorch_are_read_as_pytorch_reads_them(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     rng = torch.Generator().manual_seed(0)
     base = torch.randn(3, 4, 5, generator=rng)
     tensors = {
