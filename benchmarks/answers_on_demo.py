@@ -27,8 +27,9 @@ from benchmarks import common
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, bundle_of_run
+from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality.calibration import fit, judge
-from linnaeus_jax.inference.quality.measuring import WITH, Rows, measure, read_rows, some
+from linnaeus_jax.inference.quality.measuring import WITH, Rows, measure, read_rows
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.metrics.judged import THRESHOLDS, accuracy, ece, nll, roll_up
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -177,9 +178,22 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         file.writelines((text,) if isinstance(text, str) else text)
 
 
+def json_text(value: Any, **options: Any) -> str:
+    """`value` as strict JSON: numbers that are not finite are null.
+
+    Args:
+      options: of `json.dumps`.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:
+        plain = json.dumps(value, default=options.get("default"))
+        return json.dumps(json.loads(plain, parse_constant=lambda _: None), allow_nan=False, **options)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as readable JSON, atomically."""
-    write_atomically(path, json.dumps(value, indent=1) + "\n")
+    write_atomically(path, json_text(value, indent=1) + "\n")
 
 
 def journal_entries(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
@@ -225,11 +239,20 @@ def read_json(path: Path) -> dict[str, Any]:
       OSError: it cannot be read.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is no JSON ({error}); restore it from a copy") from error
     if not isinstance(value, dict):
         raise DamagedFileError(f"{path} holds no JSON object but {type(value).__name__}; restore it from a copy")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; ValueError where a key stands in it twice, since readers differ in which one counts."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {key[:100]!r} stands in it twice")
     return value
 
 
@@ -329,6 +352,7 @@ def check_step(path: Path, named: int | None, kept: object) -> None:
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
     """A JSON object with the digest of what it holds, for `read_sealed`."""
+    value = json.loads(json_text(value))
     return {**value, "sha256": _sha256_of_json(value)}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from linnaeus_jax import files
+from linnaeus_jax.files import DamagedFileError, json_text, read_json, write_json
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
@@ -221,3 +224,43 @@ def test_a_lock_that_is_taken_is_told_from_a_file_system_without_any(tmp_path, m
     with (tmp_path / "lock").open("w") as file:
         assert files.locked(file) is held
     assert ("this file system has no locks" in caplog.text) is (held is None)
+
+
+def test_json_is_strict(tmp_path):
+    value = {"a": [math.nan, {"b": -math.inf}], "c": 1.5}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == {"a": [None, {"b": None}], "c": 1.5}
+    assert json_text({"a": (math.inf,)}, separators=(",", ":")) == '{"a":[null]}'
+    (tmp_path / "twice.json").write_text('{"a": {"x": 1, "y": 2, "x": 3}}')
+    with pytest.raises(DamagedFileError, match=r"twice\.json is no JSON \(the key 'x' stands in it twice\)"):
+        read_json(tmp_path / "twice.json")
+
+
+#: modules with json.dumps whose text is hashed, compared, shown or read again at once, or forbids NaN itself
+OWN_JSON = {
+    "config/saved.py",
+    "debugging/event_log.py",
+    "debugging/flags.py",
+    "files.py",
+    "inference/bundle/files.py",
+    "inference/files/prediction_files.py",
+    "inference/files/prediction_lines.py",
+    "inference/server/connections.py",
+    "inference/server/decoder_process.py",
+    "reporting/metrics_log.py",
+    "reporting/report.py",
+    "reporting/wandb_sink.py",
+    "run/identity.py",
+    "run/processes.py",
+    "run/stored.py",
+    "building/steps/plan.py",
+    "tools/analyze_debug_logs.py",
+    "weights/files.py",
+    "weights/hub_settings.py",
+}
+
+
+def test_json_is_written_by_one_function():
+    package = Path(files.__file__).parent
+    own = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if "json.dump" in path.read_text()}
+    assert own - {"inference/server/serving.py"} == OWN_JSON  # orjson writes null

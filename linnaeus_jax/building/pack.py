@@ -7,7 +7,6 @@ whose rows they hold, and raw pictures have checksums, see `data/image_checks.py
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -30,7 +29,7 @@ from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_c
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
 from linnaeus_jax.data.parallel import in_order
-from linnaeus_jax.files import replaced_file, sync, sync_tree
+from linnaeus_jax.files import json_text, replaced_file, sync, sync_tree
 from linnaeus_jax.reading.labelled_pictures import PROVENANCE, default_extension, open_pictures
 from linnaeus_jax.reading.paths import SafeFolder, UnsafePathError
 from linnaeus_jax.reading.text import printable
@@ -140,7 +139,7 @@ def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path
             file[IMAGE_OFFSETS] = offsets
             data = file.create_dataset(IMAGE_BYTES, (total,), np.uint8)
             file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
-            file.attrs[PROVENANCE] = json.dumps(
+            file.attrs[PROVENANCE] = json_text(
                 {
                     "program": f"linnaeus_jax {linnaeus_jax.__version__} pack",
                     "folder": folder.resolve().name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.images import check_rows
-from linnaeus_jax.files import crc32_of, journal_entries
+from linnaeus_jax.files import crc32_of, journal_entries, json_text
 
 logger = logging.getLogger("linnaeus_jax.data")
 
@@ -111,7 +110,7 @@ class StoredFile:
         with self._journal.open("ab") as file:
             file.truncate(whole)
             if not whole:
-                file.write(json.dumps(self._header, sort_keys=True).encode() + b"\n")
+                file.write(json_text(self._header, sort_keys=True).encode() + b"\n")
         with self.path.open("ab") as file:
             file.truncate(self.done * self.spec.row_bytes)
 
@@ -122,7 +121,7 @@ class StoredFile:
             raise ValueError(f"{data.shape} does not continue {self.done} rows of {self.spec}")
         self._append(self.path, data.data)
         self.done += len(data)
-        line = json.dumps({"rows": self.done, "crc32": zlib.crc32(data.data)})
+        line = json_text({"rows": self.done, "crc32": zlib.crc32(data.data)})
         self._append(self._journal, f"{line}\n".encode())
 
     @staticmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -40,7 +39,7 @@ from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
-from linnaeus_jax.files import replaced_file
+from linnaeus_jax.files import json_text, replaced_file
 
 VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
@@ -292,7 +291,7 @@ def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict
         for rank, taxa in taxon_names().items():
             write_taxon_names(file, rank, list(taxa), *zip(*taxa.values(), strict=True))
         group = file.create_group("metadata")
-        group.attrs["config_json"] = json.dumps(parameters)
+        group.attrs["config_json"] = json_text(parameters)
         group.create_group("notes").attrs["description"] = "Generated demo data; species and places are invented"
         group.create_group("ibridaDB").attrs["release"] = f"demo-{VERSION}"
         group.create_group("image_processing").attrs.update({"size": parameters["image_size"], "color": "RGB"})

@@ -15,7 +15,7 @@ from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, documented_consistency, log_softmax
+from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, check_finite, documented_consistency, log_softmax
 from linnaeus_jax.inference.results import Prediction, Taxon
 
 CONSISTENCY = ("path", "documented")
@@ -143,7 +143,8 @@ class Answers:
         self, logits: Logits, options: AnswerOptions
     ) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
         """The classes that are answered, int32 [N, T] with the finest rank first (-1: none), and task -> probability
-        float64 [N, C] of every class."""
+        float64 [N, C] of every class. Raises NotFiniteError for logits that are not finite."""
+        check_finite(logits)
         if options.consistency == "path":
             found = self._paths(logits, self.calibration.paths, options.allowed)
             return found.best, found.by_task

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,14 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import BUCKETS, Forward
-from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.reading.metadata import Encoded
 from linnaeus_jax.reading.observation import Observation
+
+Said = TypeVar("Said")
 
 
 class Model:
@@ -66,6 +68,7 @@ class Model:
 
         Raises:
           PictureError: a picture that cannot be read, with its position.
+          NotFiniteError: the outputs of the model for an image are not finite; the message has its position.
           UserError, ValueError: arguments that do not fit the model or each other.
         """
         options = self.answers.options(
@@ -89,13 +92,33 @@ class Model:
         def read(number: int) -> tuple[int, NDArray[np.uint8]]:
             return number, self.read([pictures[number]], first=number)[0]
 
-        def answer(_: list[int], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction]:
-            return self.answers(logits[0], options, self.inputs(given[0]), given[0].notes)
+        def answer(_: list[int], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction | None]:
+            return self.answered(logits[0], given[0], lambda z, of: self.answers(z, options, self.inputs(of), of.notes))
 
         known = by_number(self.bundle.encoder.encode(observations))
         # one thread: the same Pillow image may stand in the list twice, and it is not safe to load it in two
         parts = run_rows(self.forward, range(len(pictures)), read, known, answer, threads=1)
-        return list(itertools.chain.from_iterable(parts))
+        predictions = list(itertools.chain.from_iterable(parts))
+        if bad := [called(pictures[number], number) for number, said in enumerate(predictions) if said is None]:
+            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+            raise NotFiniteError(f"{', '.join(bad[:3])}{more}: {NOT_FINITE}")
+        return [said for said in predictions if said is not None]
+
+    def answered(
+        self, logits: Logits, known: Encoded, answer: Callable[[Logits, Encoded], Iterable[Said]]
+    ) -> list[Said | None]:
+        """What `answer` makes of every row with finite logits; None of the others, which it is not given.
+
+        Args:
+          logits: task -> float32 [N, C].
+          known: metadata of the N rows.
+        """
+        finite = finite_rows(logits)
+        if finite.all():
+            return list(answer(logits, known))
+        rows = np.flatnonzero(finite)
+        said = iter(answer(some(logits, rows), known.take(rows.tolist())) if len(rows) else ())
+        return [next(said) if good else None for good in finite.tolist()]
 
     def read(self, pictures: Sequence[Picture], first: int = 0) -> NDArray[np.uint8]:
         """Pixels uint8 [N, H, W, 3].
@@ -108,8 +131,7 @@ class Model:
             try:
                 pixels[number] = read_picture(picture, self.bundle.preprocessing)
             except PictureError as error:
-                name = os.fspath(picture) if isinstance(picture, (str, os.PathLike)) else f"picture {first + number}"
-                raise PictureError(f"{name}: {error}") from error
+                raise PictureError(f"{called(picture, first + number)}: {error}") from error
         return pixels
 
     def predict_pixels(
@@ -183,6 +205,11 @@ def _each(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise ValueError(f"{name} holds {len(value)} values for {count} pictures; give one, or one for each")
     return value
+
+
+def called(picture: Picture, number: int) -> str:
+    """What a picture is called in messages: its path, or its number."""
+    return str(os.fspath(picture)) if isinstance(picture, (str, os.PathLike)) else f"picture {number}"
 
 
 def _is_one(images: Any) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 Logits = Mapping[str, NDArray[np.float32]]
@@ -32,6 +33,30 @@ Logits = Mapping[str, NDArray[np.float32]]
 NONE = -1
 #: of the share of a taxon's descendants, what is spread evenly over the taxa of its rank: the model may not know them
 EVEN_SHARE = 0.01
+#: why an image has no answer
+NOT_FINITE = "the outputs of the model are not finite: its weights, or the metadata of this image, are too large"
+
+
+class NotFiniteError(UserError):
+    """Rows whose outputs hold NaN or infinity, which are never an answer."""
+
+
+def finite_rows(logits: Logits) -> NDArray[np.bool_]:
+    """bool [N]: rows of logits [N, C] by task that are finite at every rank."""
+    rows: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(z).all(axis=1) for z in logits.values()])
+    return rows
+
+
+def some(logits: Logits, rows: NDArray[np.integer | np.bool_]) -> dict[str, NDArray[np.float32]]:
+    """Logits of some rows."""
+    return {task: z[rows] for task, z in logits.items()}
+
+
+def check_finite(logits: Logits) -> None:
+    """Raises NotFiniteError for logits [N, C] by task that are not all finite."""
+    finite = finite_rows(logits)
+    if not finite.all():
+        raise NotFiniteError(f"{np.count_nonzero(~finite)} of {len(finite)} rows: {NOT_FINITE}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,11 +156,12 @@ class MetadataEncoder:
                     if component.has_hour:
                         values = _hour_may_be_unknown(component, values)
                 else:
-                    values = np.asarray(given, np.float64).tolist()
+                    with np.errstate(over="ignore"):  # as the model takes them: 1e308 is infinite
+                        values = np.asarray(given, np.float64).astype(np.float32).tolist()
                 if all(map(math.isfinite, values)):
                     meta[row, start:stop], valid[row, position] = values, True
                 elif given is not None:
-                    said.append(f"{component.name} holds values that are no numbers: it is not used")
+                    said.append(f"{component.name} holds values that are no finite float32 numbers: it is not used")
             notes.append(tuple(said))
         return Encoded(meta, valid, notes)
 

@@ -16,19 +16,28 @@ from linnaeus_jax.files import sync, write_atomically
 
 log = logging.getLogger("linnaeus_jax")
 
-#: how the metrics log spells what strict JSON cannot say
+#: how the metrics log and the state of a run spell what strict JSON cannot say
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 #: event of the rows that only the metrics log gets
 LOCAL = "step"
 
 
+def strict(value: Any) -> Any:
+    """`value` as strict JSON types: numbers that are not finite become the strings of `NON_FINITE`."""
+    return json.loads(json.dumps(value, default=float), parse_constant=str)
+
+
+def revived(value: Any) -> Any:
+    """The inverse of `strict`."""
+    if isinstance(value, dict):
+        return {key: revived(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [revived(each) for each in value]
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
 class MetricsLogError(TrainingError):
     """The metrics log cannot be written; training must not go on without it."""
-
-
-def strict(value: Any) -> Any:
-    """`value` as strict JSON types: non-finite numbers become the strings NaN, Infinity, -Infinity."""
-    return json.loads(json.dumps(value, default=float), parse_constant=str)
 
 
 class RunError(UserError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.files import json_text
 from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.table import entry
@@ -49,7 +49,7 @@ class TensorBoardSink:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=0, session_log=start))
         if config:
-            text = "\n".join(f"    {line}" for line in json.dumps(config, indent=1, sort_keys=True).splitlines())
+            text = "\n".join(f"    {line}" for line in json_text(config, indent=1, sort_keys=True).splitlines())
             self._add(self._step, None, [self._text("config", text), self._layout(config)])
 
     def write(

@@ -35,6 +35,7 @@ from linnaeus_jax.files import (
     sync_tree,
     write_json,
 )
+from linnaeus_jax.reporting.metrics_log import revived, strict
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes, step_of, tree_difference
 from linnaeus_jax.run.digests import PathWithDigests, syncing_before
 from linnaeus_jax.run.read_errors import is_storage_error, with_retry
@@ -117,7 +118,10 @@ class Checkpoints:
           CheckpointError: the previous background save failed (a full disk, for example), or this step exists already.
         """
         before = self.steps()
-        items = {"state": ocp.args.StandardSave(state), "meta": ocp.args.JsonSave({**meta, DIGESTS: True})}
+        items = {
+            "state": ocp.args.StandardSave(state),
+            "meta": ocp.args.JsonSave({**_with_host(meta, strict), DIGESTS: True}),
+        }
         try:
             saved = self._manager.save(step, args=ocp.args.Composite(**items))
         except (OSError, ValueError) as error:
@@ -283,7 +287,7 @@ class Checkpoints:
             if known is None and step not in self._without_step:
                 self._without_step.add(step)
                 log.info("%s: an earlier version wrote it, without its step; its name counts", self.path(step))
-        return meta
+        return _with_host(meta, revived)
 
     def readable_meta(self, step: int) -> dict[str, Any]:
         """`meta` for a caller who wants this checkpoint and no other.
@@ -332,7 +336,7 @@ class Checkpoints:
 
     def finish_boundary(self, step: int, host_state: dict[str, Any]) -> None:
         """Marks the boundary at `step` as done, with the host state from after it."""
-        write_json(self.boundary_file(step), sealed({**host_state, STEP: step}))
+        write_json(self.boundary_file(step), sealed({**strict(host_state), STEP: step}))
 
     def finished_boundary(self, step: int) -> dict[str, Any] | None:
         """The host state from after the boundary at `step`, if that boundary was finished.
@@ -348,7 +352,7 @@ class Checkpoints:
             check_step(path, step, state.pop(STEP, known))
             if not {"progress", "ranking"} <= set(state):
                 raise DamagedFileError(f"{path} is damaged: it holds no state of a run")
-            return state
+            return {key: revived(each) for key, each in state.items()}
         except DamagedFileError as error:
             log.warning("%s; the end of that epoch counts as not finished", error)
             return None
@@ -381,6 +385,11 @@ class Checkpoints:
                 self.__dict__.pop("_manager").close()
             except Exception as error:
                 log.error("closing the checkpoints in %s failed: %s", self.directory, error)
+
+
+def _with_host(meta: dict[str, Any], how: Callable[[Any], Any]) -> dict[str, Any]:
+    """The host part of a checkpoint with its host state, which may hold NaN, as `how` writes or reads that."""
+    return {**meta, "host": how(meta["host"])} if "host" in meta else meta
 
 
 def _reason(error: Exception) -> str:

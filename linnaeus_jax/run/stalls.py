@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 
-from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.files import RunDirectory, json_text
 from linnaeus_jax.reporting.alerts import STALLS_FILE
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.watchdog import Watchdog
@@ -34,7 +33,7 @@ class Stalls:
         if self.sinks.metrics_log is not None:  # of the process that writes, once the run directory is its own
             row = {"timestamp": time.time(), "last": what, "seconds": round(seconds, 1), "waiting": waiting}
             with (self._directory.root / STALLS_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json_text(row) + "\n")
         self.sinks.alert("Stalled", text, logged=True)
 
     def _goes_on(self, what: str, seconds: float) -> None:

@@ -7,7 +7,7 @@ convolutional stages do not see metadata and are computed once per batch and vie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,6 +46,8 @@ class Evaluation:
     mistakes: dict[str, dict[str, list[dict[str, Any]]]]
     #: phase -> sums that the metrics were computed from
     sums: dict[str, dict[str, np.ndarray]]
+    #: phase -> labelled rows for which the outputs of the model are not finite
+    not_finite: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +249,8 @@ class Evaluator:
             predictions={name: judged_rows(batches, null_possible) for name, batches in parts.items() if batches},
             mistakes=scores.mistakes(),
             sums=host_sums,
+            # of finite logits, the confidence is at least 1/C
+            not_finite={name: int((score == 0).any(axis=1).sum()) for name, score in by_phase.items()},
         )
 
     def _add_batch(

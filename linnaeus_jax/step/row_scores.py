@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from linnaeus_jax.files import read_json, write_atomically
+from linnaeus_jax.files import json_text, read_json, write_atomically
 from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.mistakes import Mistakes
 from linnaeus_jax.metrics.phases import MAIN
@@ -62,7 +61,7 @@ class RowScores:
 def update_curves(path: Path, curves: Mapping[str, Any]) -> None:
     """Replaces the curves of the given phases in a JSON file {phase: ...}; those of other phases stay."""
     stored = read_json(path) if path.exists() else {}
-    write_atomically(path, json.dumps(stored | dict(curves), separators=(",", ":")) + "\n")
+    write_atomically(path, json_text(stored | dict(curves), separators=(",", ":")) + "\n")
 
 
 def judged_rows(parts: list[dict[str, Any]], null_possible: bool) -> Judged:

@@ -11,7 +11,6 @@ more or less. What a device holds besides (batches that wait, a validation) is f
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.typed import Config, typed
-from linnaeus_jax.files import RunDirectory
+from linnaeus_jax.files import RunDirectory, json_text
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.run.autobatch import device_budget, largest_batch
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
         fraction = one.data.autobatch.target_memory_fraction
         found.append({"fraction": fraction, "rows": fit.rows, "bytes": fit.bytes, "budget": fit.budget})
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json_text(found, indent=1))
         return
     columns = ["share of the memory", "data.batch_size_per_device", "an update takes", "of"]
     cells = [

@@ -29,7 +29,7 @@ from linnaeus_jax.config.errors import UserError
 
 
 @tools.command()
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     parser = tools.parser("bundle", __doc__)
     parser.add_argument("run", type=Path, nargs="?", help="the run directory")
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     from linnaeus_jax.inference.bundle.bundle import bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
+    from linnaeus_jax.inference.paths import NOT_FINITE
     from linnaeus_jax.inference.quality.card import summary, write_card
     from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
@@ -91,6 +92,10 @@ def main(argv: Sequence[str]) -> None:
     how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} validation rows"
     text = f"{options.out}: {size:.1f} MB; {which}, {how}; read its README.md"
     console.print(text, soft_wrap=True)
+    bad = 0 if measured is None else measured.rows.not_finite
+    if bad:
+        console.print(f"{bad:,} validation rows were left out: {NOT_FINITE}", soft_wrap=True)
+    return 2 if bad else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ those that the model does not know are counted apart. --split then means the row
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,9 +69,9 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
 
 
-def of_bundle(options: argparse.Namespace) -> None:
-    """Evaluates a bundle, or a run as a bundle would be."""
-    from linnaeus_jax.files import write_atomically
+def of_bundle(options: argparse.Namespace) -> int:
+    """Evaluates a bundle, or a run as a bundle would be; returns the exit status."""
+    from linnaeus_jax.files import json_text, write_atomically
     from linnaeus_jax.inference.forward import BUCKETS
     from linnaeus_jax.inference.model import load
     from linnaeus_jax.inference.quality.evaluating import Pictures, evaluate_labelled, read_labelled
@@ -99,11 +98,12 @@ def of_bundle(options: argparse.Namespace) -> None:
     if options.report:
         write_atomically(options.report, evaluation_page(model.bundle, evaluated, pictures))
     if options.json:
-        print(json.dumps(numbers, indent=1))
-        return
-    show_bundle(numbers, f"{options.run.name} on {labels.name}, {numbers['rows']} rows")
-    if options.report:
-        console.print(f"report: {options.report}", soft_wrap=True)
+        print(json_text(numbers, indent=1))
+    else:
+        show_bundle(numbers, f"{options.run.name} on {labels.name}, {numbers['rows']} rows")
+        if options.report:
+            console.print(f"report: {options.report}", soft_wrap=True)
+    return 2 if evaluated.not_finite else 0
 
 
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
@@ -130,7 +130,7 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
 
 
 @tools.command()
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     parser = tools.parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, help="the run directory, or a bundle")
@@ -147,7 +147,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
+    from linnaeus_jax.files import json_text
     from linnaeus_jax.inference.bundle.files import is_bundle
+    from linnaeus_jax.inference.paths import NOT_FINITE
     from linnaeus_jax.metrics.phases import phase_label
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.evaluate import (
@@ -187,12 +189,16 @@ def main(argv: Sequence[str]) -> None:
     if keep:
         save_predictions(options.predictions, evaluation, loaded.dataset)
     if options.json:
-        print(json.dumps({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
+        print(json_text({"step": loaded.step, "phases": evaluation.metrics}, indent=1))
     else:
         rows = evaluation.sums[phases[0].name]["count"]
         name = "other data" if options.labels else "test" if options.split == "test" else phase_label("val")
         title = f"{options.run.name} after {loaded.step} updates, {rows} rows"
         show(evaluation, loaded.dataset.tasks, title, name)
+    bad = {phase: count for phase, count in evaluation.not_finite.items() if count}
+    for phase, count in bad.items():
+        print(f"{phase}: {count} labelled rows have no answer: {NOT_FINITE}", file=sys.stderr)
+    return 2 if bad else 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ own. What --out writes is taken by model.pretrained, needs no PyTorch, and holds
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.files import json_text
 
 #: classes of a rank that nothing says anything about
 PLACEHOLDER = 2
@@ -154,7 +154,7 @@ def pictures_of(source: StateFile | None, config: Config) -> Preprocessing | Non
 def show(done: Import, lines: Sequence[str], *, as_json: bool) -> None:
     """Prints the JSON, or the files, the table and what else is to be known."""
     if as_json:
-        print(json.dumps(done.to_json(), indent=1))
+        print(json_text(done.to_json(), indent=1))
         return
     for file in done.files:
         notes = f" ({'; '.join(filter(None, (file.about, *file.notes)))})" if file.about or file.notes else ""

@@ -20,7 +20,6 @@ measured by `python -m linnaeus_jax.tools.check`; parameters, gradients and opti
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -41,6 +40,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.metadata import component_layout, component_settings
+from linnaeus_jax.files import json_text
 from linnaeus_jax.models import ModelFamily, build_model
 from linnaeus_jax.models.cost import activation_bytes, forward_multiply_adds, parameters_by_stage
 from linnaeus_jax.registry import MODELS
@@ -222,7 +222,7 @@ def show_pretrained(console: Console, *, as_json: bool) -> None:
     weights = known_weights()
     if as_json:
         found = [{**each._asdict(), "preprocessing": asdict(each.preprocessing), **costs_of(each)} for each in weights]
-        print(json.dumps(found, indent=1))
+        print(json_text(found, indent=1))
         return
     cells = []
     for each in weights:
@@ -258,7 +258,7 @@ def _print_weights(
 def show_hub(console: Console, *, as_json: bool) -> None:
     """The table of trunks of hubs, or the same as JSON."""
     if as_json:
-        print(json.dumps([each._asdict() for each in HUB_MODELS], indent=1))
+        print(json_text([each._asdict() for each in HUB_MODELS], indent=1))
         return
     cells = [
         [
@@ -312,7 +312,7 @@ def main(argv: Sequence[str]) -> None:
         found = [measured(one, sizes, measures, step) for one in configs]
     given, console = circumstances(config, sizes), PlainConsole()
     if options.json:
-        print(json.dumps({**given, **({"models": found} if options.all else found[0])}, indent=1))
+        print(json_text({**given, **({"models": found} if options.all else found[0])}, indent=1))
     elif options.all:
         show_all(found, given, console)
     else:

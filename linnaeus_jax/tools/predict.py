@@ -241,9 +241,8 @@ def main(argv: Sequence[str]) -> int:
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
     for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
         _say(line)
-    if args.explain is not None:
-        explain(args.explain, model, jobs, options, exif)
-    return 2 if summary.unreadable == summary.pictures else 0
+    unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
+    return 2 if not summary.answered or summary.not_finite or unexplained else 0
 
 
 def predict(
@@ -290,8 +289,7 @@ def predict(
             paths = [jobs[row["place"]].picture.path for row in shown]
             title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
             with tools.progress_bar("gallery") as progress:
-                read = work.summary.pictures - work.summary.unreadable
-                write_gallery(args.gallery, shown, paths, read, title, progress)
+                write_gallery(args.gallery, shown, paths, work.summary.answered, title, progress)
             _say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)
@@ -303,14 +301,16 @@ def predict(
     return work.summary
 
 
-def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> None:
-    """Writes a PNG for each picture that can be read; those that are there already are kept."""
+def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> int:
+    """Writes a PNG for each picture that has an answer; those that are there already are kept. Returns how many have
+    none because the outputs of the model are not finite."""
+    from linnaeus_jax.inference.paths import NotFiniteError
     from linnaeus_jax.inference.pictures import PictureError
     from linnaeus_jax.inference.quality.explaining import explain as explain_one
     from linnaeus_jax.reading.exif import observation_of
     from linnaeus_jax.reading.observation import Observation
 
-    written = 0
+    written = not_finite = 0
     with tools.progress_bar("explaining") as progress:
         for done, job in enumerate(jobs, 1):
             path = png_of(out, job.picture)
@@ -321,11 +321,16 @@ def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions
                     explanation = explain_one(model, data, observation, options)
                 except (OSError, PictureError):  # told with the predictions
                     continue
+                except NotFiniteError as error:
+                    _say(f"{job.picture.name} is not explained: {error}")
+                    not_finite += 1
+                    continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 explanation.save(path)
                 written += 1
             progress(done, len(jobs))
     _say(f"{out}: {written} explanations written")
+    return not_finite
 
 
 def png_of(out: Path, picture: PictureFile) -> Path:

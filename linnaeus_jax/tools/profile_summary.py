@@ -5,7 +5,6 @@ python -m linnaeus_jax.tools.profile_summary RUN/assets/profiler [--top 15] [--j
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from linnaeus_jax import tools
 from linnaeus_jax.debugging.profile_summary import find_traces, summarise
+from linnaeus_jax.files import json_text
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
     summaries = [summarise(path, options.top) for path in find_traces(options.directory)]
     if options.json:
-        print(json.dumps(summaries, indent=1))
+        print(json_text(summaries, indent=1))
     else:
         for summary in summaries:
             show(summary, PlainConsole())

@@ -8,7 +8,6 @@ Exit status: 0 without errors, 1 with errors (with --strict also with warnings),
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.building.scan.findings import ERROR, LEVELS, NOTE, SHOWN, WARNING
 from linnaeus_jax.building.scan.pictures import DECODE, PictureChecks
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
-from linnaeus_jax.files import write_json
+from linnaeus_jax.files import json_text, write_json
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
@@ -96,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None:
         write_json(args.out, found.to_json())
     if args.json:
-        print(json.dumps(found.to_json(), indent=1))
+        print(json_text(found.to_json(), indent=1))
     else:
         show(found, PlainConsole())
     return 0 if found.is_clean(strict=args.strict) else 1

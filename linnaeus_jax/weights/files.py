@@ -21,7 +21,7 @@ import ml_dtypes  # noqa: F401  # gives numpy the dtypes bfloat16 and float8, wh
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError, described
-from linnaeus_jax.files import replaced_file, sha256_of
+from linnaeus_jax.files import json_text, replaced_file, sha256_of
 from linnaeus_jax.weights import tflite_files, torch_files
 from linnaeus_jax.weights.pickles import Record
 from linnaeus_jax.weights.torch_files import Tensor
@@ -146,7 +146,7 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
             unfinished.touch()
             mode = unfinished.stat().st_mode  # as the umask has it; safetensors lets nobody but the owner read
             try:
-                about = {FACTS: json.dumps(dict(facts))} if facts else {}
+                about = {FACTS: json_text(dict(facts))} if facts else {}
                 save_file(packed, unfinished, {"format": "pt", **about})
             except SafetensorError as error:  # which has the number of the system's error in its text alone
                 if number := re.search(r"(?:os error|code:) (\d+)", str(error)):

@@ -64,7 +64,7 @@ def test_an_answer_is_a_taxon_that_just_reaches_the_threshold(null):
     answers, (species, family) = Answers(taxonomy, Calibration.none(taxonomy.tasks)), taxonomy.tasks
     count = len(taxonomy.classes[species])
     for index in range(count - 1):
-        z = {task: np.full((1, len(ids)), -np.inf, np.float32) for task, ids in taxonomy.classes.items()}
+        z = {task: np.full((1, len(ids)), -1000, np.float32) for task, ids in taxonomy.classes.items()}
         z[family][0, -1] = 0  # the only family
         z[species][0, [index, count - 1]] = 0  # one half each; the first one is answered
         for confidence, enough in ((0.5, True), (float(np.nextafter(0.5, 1)), False)):

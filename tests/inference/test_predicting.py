@@ -49,7 +49,7 @@ def test_answers_are_those_of_the_model_in_order(model, files):
     assert len(parts) == 2
     rows = [row for part in parts for row in part.rows(model.answers, options)]
     assert [row["file"] for row in rows] == [file.name for file in files]
-    assert {number: row["unreadable"] for number, row in enumerate(rows) if "unreadable" in row} == {
+    assert {number: row["no_answer"] for number, row in enumerate(rows) if "no_answer" in row} == {
         3: "empty file",
         4: "10 bytes that no image decoder understands",
         11: "No such file or directory",
@@ -82,7 +82,7 @@ def test_nothing_but_unreadable_pictures(model, tmp_path):
     parts = list(predict_files(model, jobs, options))
     assert [len(part.pictures) for part in parts] == [64, 7]  # told as it goes
     assert parts[0].reasons[0] == "a name that is not UTF-8"
-    assert all(part.read == part.predictions(model.answers, options) == [] for part in parts)
+    assert all(part.names == part.predictions(model.answers, options) == [] for part in parts)
     assert list(predict_files(model, [], options)) == []
 
 
@@ -100,7 +100,7 @@ def test_a_decoder_that_fails_costs_one_picture(model, files, monkeypatch, fault
     monkeypatch.setattr(type(model.bundle.preprocessing), "decode", failing)
     [part] = predict_files(model, [Job(file) for file in files[1:4]], model.answers.options())
     assert list(part.reasons) == ["", reason, "empty file"]
-    assert part.read == [files[1].name] == [row["file"] for row in part.rows(model.answers, AnswerOptions())][:1]
+    assert part.names == [files[1].name] == [row["file"] for row in part.rows(model.answers, AnswerOptions())][:1]
 
 
 def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypatch):

@@ -139,7 +139,7 @@ def test_components_as_numbers():
     assert encoded.valid.tolist() == [[True, True], [True, False], [True, False], [True, False]]
     np.testing.assert_allclose(encoded.meta[0, 3:], [1.5, -2.0])
     np.testing.assert_allclose(encoded.meta[3, :3], [0, 0, 1])
-    assert "TRAP holds values that are no numbers" in encoded.notes[1][0]
+    assert "TRAP holds values that are no finite float32 numbers" in encoded.notes[1][0]
     with pytest.raises(ValueError, match="no metadata component 'TRIP'; it has SPATIAL, TRAP"):
         encoder.encode([Observation(components={"TRIP": [1]})])
     with pytest.raises(ValueError, match="TRAP needs 2 numbers"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import math
+import re
 from pathlib import Path
 
 import jax
@@ -157,6 +159,22 @@ def test_restore_gives_back_state_and_meta(opened):
     assert again.finished_boundary(10) == BOUNDARY
     assert again.finished_boundary(20) is None
     assert again.shapes(10) == {"params.kernel": (2, 3), "step": ()}
+
+
+def test_numbers_that_are_not_finite_come_back_and_are_strict_json(tmp_path, opened):
+    host = {"progress": {}, "ranking": {"10": {"value": math.nan, "other": [math.inf, -math.inf]}}}
+    checkpoints = opened()
+    checkpoints.save(10, state(1), {"host": host})
+    checkpoints.wait()
+    checkpoints.finish_boundary(10, host)
+    for found in (checkpoints.meta(10)["host"], checkpoints.finished_boundary(10)):
+        entry = found["ranking"]["10"]
+        assert math.isnan(entry["value"])
+        assert entry["other"] == [math.inf, -math.inf]
+    written = [path for path in tmp_path.rglob("*") if path.suffix == ".json" or path.name == "metadata"]
+    assert written
+    for path in written:
+        assert not re.search(r"\b(NaN|Infinity)\b(?!\")", path.read_text())
 
 
 def test_a_save_compiles_no_slices_of_small_arrays_that_every_device_holds(opened):

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from linnaeus_jax.inference.bundle.files import read_bundle
 from linnaeus_jax.tools import bundle as tool
+from linnaeus_jax.tools import evaluate
 from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
 from tests.tiny import tiny_config
@@ -61,6 +63,31 @@ def test_errors_write_nothing(saved, tmp_path, capsys):
         assert tool.main([*map(str, arguments), "--without-data"]) == 2
         assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+@pytest.mark.slow
+def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_path, one_device, capsys):
+    """First of a few rows whose metadata are too large, then of all."""
+    config = tiny_config(tmp_path / "data")
+    run = tmp_path / "run"
+    save_run(run, config, {3: 0.2})
+    assert evaluate.main([str(run), "--json"]) == 0
+    capsys.readouterr()
+    labels = Path(config.data.h5.labels_path)
+    with h5py.File(labels, "r+") as file:
+        file["spatial"][::3] = 3e38
+    for tool_, arguments in ((tool, [str(tmp_path / "b")]), (evaluate, ["--json"])):
+        assert tool_.main([str(run), *arguments]) == 2
+        said = capsys.readouterr()
+        assert "outputs of the model are not finite" in " ".join((said.out + said.err).split())
+        if tool_ is evaluate:
+            json.loads(said.out, parse_constant=pytest.fail)
+    assert read_bundle(tmp_path / "b").facts["measured"]["not_finite"] > 0
+    with h5py.File(labels, "r+") as file:
+        file["spatial"][:] = 3e38
+    assert tool.main([str(run), str(tmp_path / "c")]) == 2
+    assert "has an answer: the outputs of the model are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
 
 
 FAR_AWAY = """

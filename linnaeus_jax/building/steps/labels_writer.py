@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from linnaeus_jax.building.steps.observations import EncodedColumn
 from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.labels_file import IDENTIFIERS, RANK_PLACE, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
+from linnaeus_jax.files import json_text
 from linnaeus_jax.taxonomy.ranks import task_level
 
 #: rows of text handed to HDF5 at a time, and of numbers with one checksum
@@ -76,7 +76,7 @@ def write_labels(path: Path, content: LabelsContent) -> None:
             scientific, common = ([pair[k] for pair in names.values()] for k in range(2))
             write_taxon_names(file, task, list(names), scientific, common)
         group = file.create_group("metadata")
-        group.attrs["config_json"] = json.dumps(content.provenance, ensure_ascii=False)
+        group.attrs["config_json"] = json_text(content.provenance, ensure_ascii=False)
         group.create_group("notes").attrs["description"] = content.notes
         group.create_group("ibridaDB").attrs["release"] = ""
         group.create_group("image_processing").attrs.update(content.images)

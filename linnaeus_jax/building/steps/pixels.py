@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.files import crc32_of, journal_entries
+from linnaeus_jax.files import crc32_of, journal_entries, json_text
 from linnaeus_jax.reading.paths import read_file
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 
@@ -95,7 +94,7 @@ class Journal:
         """Appends the outcomes of one batch, and the CRC-32 of the pixels that were stored of it."""
         entry = {"crc32": checksum, "outcomes": [list(outcome) for outcome in batch]}
         with open(self.path, "ab", buffering=0) as file:
-            file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+            file.write(json_text(entry, ensure_ascii=False).encode() + b"\n")
         self.outcomes += batch
         self.written += sum(outcome.stored for outcome in batch)
 

@@ -176,7 +176,7 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
         add_card(directory)
     files = sorted(file for file in directory.rglob("*") if file.is_file())
     about = _about(bundle) | {"files": {file.relative_to(directory).as_posix(): sha256_of(file) for file in files}}
-    write_json(directory / BUNDLE_JSON, sealed(json.loads(json.dumps(about))))
+    write_json(directory / BUNDLE_JSON, sealed(about))
 
 
 def check_out(out: Path, *, force: bool) -> None:

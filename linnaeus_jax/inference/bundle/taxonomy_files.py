@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.files import json_text
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
@@ -24,7 +24,7 @@ CLASS_MAP = BUNDLE_CLASSES
 
 def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
     """Writes `taxonomy.json` and `class_index_map.json`, the latter with the four maps that the original documents."""
-    tree.write_text(json.dumps(taxonomy.tree.to_json(), indent=1) + "\n")
+    tree.write_text(json_text(taxonomy.tree.to_json(), indent=1) + "\n")
     ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
     maps = {
         "idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()},
@@ -33,7 +33,7 @@ def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
         "num_classes_per_rank": {task: len(each) for task, each in ids.items()},
         "names": taxonomy.names.to_json(),
     }
-    classes.write_text(json.dumps(maps, indent=1, ensure_ascii=False) + "\n")
+    classes.write_text(json_text(maps, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:

@@ -172,10 +172,12 @@ pictures = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in
 image = np.stack([np.asarray({resized}) for picture in pictures])
 meta = np.zeros((len(image), {width}), np.float32){columns}
 known = np.zeros((len(image), {components}), bool){names}
-logits = jax.jit(model.call)(image, meta, known)
+logits = {{task: np.asarray(z) for task, z in jax.jit(model.call)(image, meta, known).items()}}
+bad = [path for path, *rows in zip(sys.argv[1:], *logits.values()) if not all(np.isfinite(row).all() for row in rows)]
 for rank in json.loads((folder / "classes.json").read_text(encoding="utf-8"))["ranks"]:
     probability = np.asarray(jax.nn.softmax(logits[rank["task"]] / rank["temperature"]))
-    for path, row in zip(sys.argv[1:], probability):
+    for path, row in (each for each in zip(sys.argv[1:], probability) if each[0] not in bad):
         best = rank["classes"][row.argmax()]
         print(path, rank["rank"], best["taxon_id"], best["name"] or "unknown", f"{{row.max():.3f}}", sep="\\t")
+if bad: sys.exit("the outputs of the model are not finite for " + ", ".join(bad))
 '''

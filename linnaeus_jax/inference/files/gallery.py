@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 import html
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.parallel import in_order
-from linnaeus_jax.files import write_atomically
+from linnaeus_jax.files import json_text, write_atomically
 from linnaeus_jax.inference.answers import AnswerOptions, Answers
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.reading.text import printable
@@ -69,13 +68,13 @@ class LeastCertain:
         wanted = [row for row, value in enumerate(uncertain) if value > least]
         if not wanted:
             return ""
-        predictions, names, lines = part.predictions(self._answers, self._options), part.read, []
+        predictions, names, lines = part.predictions(self._answers, self._options), part.names, []
         for row in wanted:
             said = predictions[row].to_json()
             del said["top"]
             said |= {"file": names[row], "place": places[row], "metadata_from": part.metadata_from[row]}
             if self._keep(uncertain[row], said):
-                lines.append(json.dumps([uncertain[row], said]) + "\n")
+                lines.append(json_text([uncertain[row], said]) + "\n")
         return "".join(lines)
 
     def restore(self, lines: Iterable[Any]) -> None:

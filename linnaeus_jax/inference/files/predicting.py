@@ -7,11 +7,13 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.forward import BUCKETS
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.paths import NOT_FINITE, Logits, finite_rows, some
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import Pixels, run_rows
@@ -39,8 +41,8 @@ class Part:
 
     Attributes:
       pictures: names of all of them.
-      reasons: of all of them, why they cannot be read; "" where they can.
-      answered: of those that can be read; None where there are none.
+      reasons: of all of them, why they have no answer: they cannot be read, or `NOT_FINITE`; "" where they have one.
+      answered: of those that have one; None where there are none.
       inputs, notes: of these, see `Prediction`.
       metadata_from: of these, "table", "exif", or "" where nothing was known.
       stamps: of all pictures, `stamp_of` from before they were read.
@@ -55,22 +57,27 @@ class Part:
     stamps: Sequence[str] = ()
 
     @property
-    def read(self) -> list[str]:
-        """Names of the pictures that can be read."""
+    def not_finite(self) -> int:
+        """Pictures that were read, but for which the outputs of the model are not finite."""
+        return sum(reason == NOT_FINITE for reason in self.reasons)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the pictures that have an answer."""
         return [name for name, reason in zip(self.pictures, self.reasons) if not reason]
 
     def predictions(self, answers: Answers, options: AnswerOptions) -> list[Prediction]:
-        """Of the pictures that can be read."""
+        """Of the pictures that have an answer."""
         if self.answered is None:
             return []
         return answers.predictions(self.answered, options, self.inputs, self.notes)
 
     def rows(self, answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
-        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `unreadable`."""
+        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `no_answer`."""
         predictions = zip(self.predictions(answers, options), self.metadata_from)
         for name, reason in zip(self.pictures, self.reasons):
             if reason:
-                yield {"file": name, "unreadable": reason}
+                yield {"file": name, "no_answer": reason}
             else:
                 prediction, source = next(predictions)
                 yield {"file": name, "metadata_from": source, **prediction.to_json()}
@@ -117,14 +124,19 @@ def predict_files(
         return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
 
     def answer(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
-        all_of_them = [each.job.picture.name for each in said], [each.reason for each in said]
+        names, reasons = [each.job.picture.name for each in said], [each.reason for each in said]
         stamps = [each.stamp for each in said]
-        if not logits:
-            return Part(*all_of_them, stamps=stamps)
-        inputs, seen = model.inputs(given[0]), [each.job for each in said if not each.reason]
+        finite = finite_rows(logits[0]) if logits else np.zeros(0, bool)
+        for place, good in zip([place for place, reason in enumerate(reasons) if not reason], finite.tolist()):
+            reasons[place] = "" if good else NOT_FINITE
+        if not finite.any():
+            return Part(names, reasons, stamps=stamps)
+        known = given[0].take(np.flatnonzero(finite).tolist())
+        inputs = model.inputs(known)
+        seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
-        answered = model.answers.answered(logits[0], options)
-        return Part(*all_of_them, answered, inputs, given[0].notes, sources, stamps)
+        answered = model.answers.answered(some(logits[0], finite), options)
+        return Part(names, reasons, answered, inputs, known.notes, sources, stamps)
 
     return run_rows(model.forward, jobs, read, encode, answer, threads=threads)
 

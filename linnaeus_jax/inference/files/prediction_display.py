@@ -13,6 +13,7 @@ from rich.table import Table
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.files.prediction_files import UNREADABLE, Summary, beside
+from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table
 
@@ -30,8 +31,8 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     lines = []
     for row in rows:
         file = printable(os.path.relpath(row["file"], folder) if folder else row["file"])
-        if "unreadable" in row:
-            lines.append([file, "", "", "", f"cannot be read: {printable(row['unreadable'])}"])
+        if "no_answer" in row:
+            lines.append([file, "", "", "", f"no answer: {printable(row['no_answer'])}"])
             continue
         answer, path = row["answer"], row["path"]
         common = f" ({answer['common_name']})" if answer and answer["common_name"] else ""
@@ -77,7 +78,7 @@ def summary_lines(
       out: the file of predictions, if there is one.
       coverage: that was asked for.
     """
-    read = summary.pictures - summary.unreadable
+    read = summary.answered
     ranks = [bundle.taxonomy.ranks[task] for task in bundle.tasks]
     answers = [f"{summary.answers[rank]:,} to {rank}" for rank in ranks if rank in summary.answers]
     answers += [f"{summary.answers['']:,} unknown"] if "" in summary.answers else []
@@ -95,7 +96,9 @@ def summary_lines(
     if summary.notes:
         some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} pictures have"
         lines.append(f"{some} notes on what was given and not used")
+    listed = "" if out is None else f", listed in {beside(out, UNREADABLE)}"
     if summary.unreadable:
-        listed = "" if out is None else f", listed in {beside(out, UNREADABLE)}"
         lines.append(f"{summary.unreadable:,} of {summary.pictures:,} pictures cannot be read{listed}")
+    if summary.not_finite:
+        lines.append(f"{summary.not_finite:,} of {summary.pictures:,} pictures have no answer{listed}: {NOT_FINITE}")
     return lines

@@ -4,13 +4,13 @@ While the work lasts, `OUT.unfinished/` holds
 
 about.json       what the predictions are made with
 rows             their lines, in order
-unreadable.csv   pictures that could not be read
+unreadable.csv   pictures without an answer: they could not be read, or the model's outputs are not finite
 gallery.jsonl    what the page of pictures needs
 progress.jsonl   after every batch, how long these files are, the SHA-256 of what they hold and what was counted: what
                  is longer, or was lost by a power failure, is written again; size and time of the files of its
                  pictures: from the first one that has changed on, all are predicted again
 
-At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures could not be read and `OUT.about.json`.
+At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures have no answer and `OUT.about.json`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import (
     RunDirectory,
     journal_entries,
+    json_text,
     locked,
     make_directory,
     replaced_file,
@@ -57,6 +58,7 @@ class Summary:
 
     Attributes:
       pictures, unreadable: all, and those that could not be read.
+      not_finite: for which the outputs of the model are not finite.
       answers: rank -> pictures that were answered there, "" for unknown.
       metadata_from: "table", "exif" or "" -> pictures.
       inputs: name of a metadata component -> pictures that it was known of.
@@ -69,6 +71,12 @@ class Summary:
     metadata_from: Counter[str] = field(default_factory=Counter)
     inputs: Counter[str] = field(default_factory=Counter)
     notes: int = 0
+    not_finite: int = 0
+
+    @property
+    def answered(self) -> int:
+        """Pictures with an answer, which may be that it is unknown."""
+        return self.pictures - self.unreadable - self.not_finite
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Summary:
@@ -83,7 +91,8 @@ class Summary:
           ranks: of the model, the finest first.
         """
         self.pictures += len(part.pictures)
-        self.unreadable += sum(map(bool, part.reasons))
+        self.not_finite += part.not_finite
+        self.unreadable += sum(map(bool, part.reasons)) - part.not_finite
         if part.answered is None:
             return
         answered = np.bincount(part.answered.answer + 1, minlength=len(ranks) + 1).tolist()
@@ -237,7 +246,7 @@ class Unfinished:
         self._stamps += part.stamps
         entry = {"lengths": lengths, "sha256": _hexadecimal(self._digests), "stamps": list(part.stamps)}
         entry["summary"] = vars(self.summary)
-        self._log.write(json.dumps(entry).encode() + b"\n")
+        self._log.write(json_text(entry).encode() + b"\n")
         self._log.flush()
 
     def gallery(self) -> Iterator[dict[str, Any]]:
@@ -254,7 +263,7 @@ class Unfinished:
                 write_parquet(self._folder / "rows", temporary, self._lines.schema)
             else:
                 shutil.copyfile(self._folder / "rows", temporary)
-            if self.summary.unreadable:
+            if self.summary.answered < self.summary.pictures:
                 with replaced_file(beside(out, UNREADABLE)) as listed:
                     shutil.copyfile(self._folder / UNREADABLE, listed)
             else:

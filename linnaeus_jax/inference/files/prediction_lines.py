@@ -85,12 +85,12 @@ class CsvLines(_Lines):
         return [[begun(taxon) for taxon in self.known(task)] for task in self.tasks]
 
     def lines(self, part: Part) -> list[str]:
-        """One line for each picture that can be read."""
+        """One line for each picture that has an answer."""
         heads = [f'""{rank}"":[' for rank in self.ranks]
         lines: list[str] = []
         if part.answered is None:
             return lines
-        names_read = part.read
+        names_read = part.names
         for row, (path, place, tops, always) in enumerate(part.answered.rows(self.tasks)):
             cells = [f"{names[i]}{p:.6g}," for names, (i, p) in zip(self._cells, path)]
             answer = f"{self.ranks[place]},{cells[place]}" if place < len(cells) else f",0,{UNKNOWN},,"
@@ -128,13 +128,13 @@ class JsonLines(_Lines):
         ]
 
     def lines(self, part: Part) -> list[str]:
-        """One line for each picture that can be read."""
+        """One line for each picture that has an answer."""
         if part.answered is None:
             return []
         objects = self.objects(part.answered, self.options, part.inputs, part.notes)
         return [
             orjson.dumps({"file": file, "metadata_from": source, **said}, option=orjson.OPT_APPEND_NEWLINE).decode()
-            for file, source, said in zip(part.read, part.metadata_from, objects, strict=True)
+            for file, source, said in zip(part.names, part.metadata_from, objects, strict=True)
         ]
 
     def objects(
@@ -175,5 +175,5 @@ def lines_for(suffix: str, taxonomy: Taxonomy, options: AnswerOptions) -> CsvLin
 
 
 def unreadable_lines(part: Part) -> Sequence[str]:
-    """CSV of the pictures that cannot be read: file and reason."""
+    """CSV of the pictures without an answer: file and reason."""
     return [f"{quoted(name)},{quoted(reason)}\n" for name, reason in zip(part.pictures, part.reasons) if reason]

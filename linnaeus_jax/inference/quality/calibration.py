@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.paths import Logits, TaxonomyPaths, log_softmax
+from linnaeus_jax.inference.paths import Logits, TaxonomyPaths, check_finite, log_softmax
 from linnaeus_jax.metrics.judged import Judged
 
 #: temperatures are sought between these
@@ -48,7 +48,11 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
 
     Returns:
       Temperatures under which the rows that they were fitted on are at least as probable as under `Calibration.none`.
+
+    Raises:
+      NotFiniteError: logits that are not finite.
     """
+    check_finite(logits)
     tasks = taxonomy.tasks
     start = Calibration.none(tasks)
     known = labelled(labels, taxonomy)

@@ -62,6 +62,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     return {
         "rows": len(measured.rows.labels),
         "of": measured.rows.total,
+        **({"not_finite": measured.rows.not_finite} if measured.rows.not_finite else {}),
         **{name: {what: _json(of(each)) for what, of in MEASURES.items()} for name, each in judged.items()},
     }
 

@@ -22,7 +22,7 @@ from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import PictureError, read_picture
 from linnaeus_jax.inference.quality.calibration import judge
 from linnaeus_jax.inference.running import by_number, run_rows
@@ -68,6 +68,11 @@ class Labelled:
     notes: tuple[str, ...]
     split: str = ""
 
+    def take(self, rows: NDArray[np.integer]) -> Labelled:
+        """Some of the rows."""
+        of_rows = ("rows", "taxon", "label", "meta", "valid")
+        return replace(self, **{name: getattr(self, name)[rows] for name in of_rows})
+
     @property
     def unknown(self) -> NDArray[np.bool_]:
         """bool [N, T]: the row names a taxon that the model does not know."""
@@ -76,10 +81,16 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """Answers for all rows, by kind: `PATH`, `RANKS`, and `WITHOUT_METADATA` where rows have metadata."""
+    """Answers for all rows, by kind: `PATH`, `RANKS`, and `WITHOUT_METADATA` where rows have metadata.
+
+    Attributes:
+      labelled: the rows for which the outputs of the model are finite.
+      not_finite: how many others there are.
+    """
 
     labelled: Labelled
     judged: dict[str, Judged]
+    not_finite: int = 0
 
     @property
     def strict(self) -> Judged:
@@ -226,25 +237,38 @@ class Pictures:
 def evaluate_labelled(
     model: Model, labelled: Labelled, pictures: Pictures, progress: Callable[[int, int], None] | None = None
 ) -> Evaluated:
-    """Answers for all rows; memory is bounded by a few batches."""
+    """Answers for all rows; memory is bounded by a few batches.
+
+    Raises:
+      NotFiniteError: the outputs of the model are finite for none of them.
+    """
     known = Encoded(labelled.meta, labelled.valid, [()] * len(labelled.rows))
     given = by_number(known, known.without()) if labelled.valid.any() else by_number(known)
 
     def read(number: int) -> tuple[int, NDArray[np.uint8]]:
         return number, pictures.read(int(labelled.rows[number]))
 
-    def judged(numbers: list[int], _: Sequence[Encoded], logits: list[Logits]) -> dict[str, Judged]:
-        row, label = labelled.rows[numbers], np.maximum(labelled.label[numbers], NO_LABEL)
+    def judged(
+        numbers: list[int], _: Sequence[Encoded], logits: list[Logits]
+    ) -> tuple[NDArray[np.int64], dict[str, Judged]]:
+        finite = np.logical_and.reduce([finite_rows(each) for each in logits])
+        kept, logits = np.array(numbers)[finite], [some(each, finite) for each in logits]
+        row, label = labelled.rows[kept], np.maximum(labelled.label[kept], NO_LABEL)
         found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
         if len(logits) > 1:
             found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
-        return found
+        return kept, found
 
     parts: list[dict[str, Judged]] = []
-    done = 0
-    for part in run_rows(model.forward, range(len(labelled.rows)), read, given, judged, finishers=2):
+    kept: list[NDArray[np.int64]] = []
+    total = len(labelled.rows)
+    for numbers, part in run_rows(model.forward, range(total), read, given, judged, finishers=2):
         parts.append(part)
-        done += len(part[PATH].label)
+        kept.append(numbers)
         if progress:
-            progress(done, len(labelled.rows))
-    return Evaluated(labelled, {kind: joined([part[kind] for part in parts]) for kind in parts[0]})
+            progress(min(total, len(parts) * model.forward.buckets[-1]), total)
+    rows = np.concatenate(kept)
+    if not len(rows):
+        raise NotFiniteError(f"none of {total} rows of {labelled.path} has an answer: {NOT_FINITE}")
+    found = {kind: joined([part[kind] for part in parts]) for kind in parts[0]}
+    return Evaluated(labelled.take(rows), found, total - len(rows))

@@ -14,6 +14,7 @@ import numpy as np
 from linnaeus_jax.data.credits import read_credits
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE
 from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.inference.quality.evaluating import PATH, Evaluated, Pictures
 from linnaeus_jax.metrics.judged import (
     MEASURES,
@@ -52,7 +53,8 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "labels": str(labelled.path),
         "split": labelled.split or "all rows",
         "rows": len(labelled.rows),
-        "notes": list(labelled.notes),
+        "not_finite": evaluated.not_finite,
+        "notes": [*labelled.notes, *_not_finite(evaluated)],
         "metadata": {
             component.name: float(labelled.valid[:, place].mean())
             for place, component in enumerate(bundle.encoder.components)
@@ -62,6 +64,11 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "roll_up": [each.to_json(list(taxonomy.ranks.values())) for each in rolled],
         "haurc": number(haurc(evaluated.strict, taxonomy.tree.finest_below(), taxonomy.first)),
     }
+
+
+def _not_finite(evaluated: Evaluated) -> list[str]:
+    bad = evaluated.not_finite
+    return [f"{bad} of {bad + len(evaluated.labelled.rows)} rows are left out: {NOT_FINITE}"] if bad else []
 
 
 def _answered(evaluated: Evaluated, place: int, bundle: Bundle) -> dict[str, float | None]:

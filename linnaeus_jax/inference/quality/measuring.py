@@ -16,7 +16,7 @@ from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
@@ -37,6 +37,7 @@ class Rows:
       labels: int32 [N, T], class indices, finest rank first.
       subsets: (kind, name, bool [N]) of every subset that the run measures.
       total: validation rows, of which N were drawn.
+      not_finite: rows that were drawn and are not among the N, because the outputs of the model are not finite.
       licences: of the training rows, by name; {} where the labels file has none.
     """
 
@@ -45,6 +46,7 @@ class Rows:
     subsets: tuple[tuple[str, str, NDArray[np.bool_]], ...]
     total: int
     licences: Mapping[str, int]
+    not_finite: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ def read_rows(
 
     Raises:
       UserError: the data of the run cannot be read, or it has no validation rows.
+      NotFiniteError: the outputs of the model are finite for none of them.
     """
     try:
         loaded = load(bundle.source, str(bundle.facts["step"]))
@@ -84,12 +87,17 @@ def read_rows(
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
     split = sample(whole, min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
     evaluation = evaluate(_with_weights(loaded, bundle), phases, split, logits=True, progress=progress)
+    logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
+    finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
+    if not finite.any():
+        raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
     return Rows(
-        {phase: each.logits for phase, each in evaluation.predictions.items()},
-        evaluation.predictions[WITH].label,
-        tuple(_subsets(loaded, split)),
+        {phase: some(of_phase, finite) for phase, of_phase in logits.items()},
+        evaluation.predictions[WITH].label[finite],
+        tuple((kind, name, rows[finite]) for kind, name, rows in _subsets(loaded, split)),
         len(whole),
         license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
+        int(np.count_nonzero(~finite)),
     )
 
 
@@ -117,11 +125,6 @@ def measure(rows: Rows, taxonomy: Taxonomy, seed: int = 0) -> Measured:
     judged = {key: joined(each).take(back) for key, each in parts.items()}
     raw = Answers(taxonomy, Calibration.none(taxonomy.tasks))
     return Measured(rows, judge(rows.logits[WITH], rows.labels, raw, CONSISTENCY["ranks"]), judged)
-
-
-def some(logits: Logits, rows: NDArray[np.integer]) -> dict[str, NDArray[np.float32]]:
-    """Logits of some rows."""
-    return {task: z[rows] for task, z in logits.items()}
 
 
 def calibrated(bundle: Bundle, measured: Measured) -> Bundle:

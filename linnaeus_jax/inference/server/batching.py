@@ -50,7 +50,7 @@ class Job(Generic[T]):
     pixels: NDArray[np.uint8]
     encoded: Encoded
     options: AnswerOptions
-    future: Future[list[T]] = field(default_factory=Future)
+    future: Future[list[T | None]] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -144,8 +144,10 @@ class Batcher(Generic[T]):
                 self._expected -= 1
                 self._changed.notify_all()
 
-    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[T]]:
-        """What is said of some pictures, in their order. A future that is cancelled before is not computed.
+    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[T | None]]:
+        """What is said of some pictures, in their order; None of one whose logits are not finite.
+
+        A future that is cancelled before is not computed.
 
         Args:
           pixels: uint8 [N, H, W, 3], at least one row.
@@ -251,8 +253,11 @@ class Batcher(Generic[T]):
                 start = stop
 
     def _answer_jobs(self, jobs: list[Job[T]], logits: Mapping[str, NDArray[np.float32]]) -> None:
+        def answer(some: Logits, known: Encoded) -> list[T]:
+            return self._answering(some, jobs[0].options, self._model.inputs(known), known.notes)
+
         known = Encoded.joined([job.encoded for job in jobs])
-        answers = iter(self._answering(logits, jobs[0].options, self._model.inputs(known), known.notes))
+        answers = iter(self._model.answered(logits, known, answer))
         for job in jobs:
             job.future.set_result(list(itertools.islice(answers, job.rows)))
 

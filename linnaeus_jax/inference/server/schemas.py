@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 
+#: numbers that the model takes
+LARGEST = float(np.finfo(np.float32).max)
 #: taxa in one list
 MAX_TAXA = 10_000
 #: errors that are told one by one, and characters of a key in them
@@ -18,7 +21,8 @@ MAX_ERRORS = 1000
 # of a list only the first error is made: there may be as many as the body has bytes
 TaxonText = Annotated[str, Field(max_length=200)]
 TaxonList = Annotated[list[TaxonText | int], Field(fail_fast=True, max_length=MAX_TAXA)]
-Numbers = Annotated[list[float], Field(fail_fast=True)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Numbers = Annotated[list[Annotated[float, Field(ge=-LARGEST, le=LARGEST)]], Field(fail_fast=True)]
 
 
 class Given(BaseModel):
@@ -30,12 +34,12 @@ class Given(BaseModel):
 class ObservationIn(Given):
     """What is known of one picture besides its pixels."""
 
-    latitude: float | None = Field(None, description="degrees, -90 to 90")
-    longitude: float | None = Field(None, description="degrees, -180 to 180")
+    latitude: Number | None = Field(None, description="degrees, -90 to 90")
+    longitude: Number | None = Field(None, description="degrees, -180 to 180")
     date: str | None = Field(
         None, max_length=100, description="ISO 8601, e.g. 2024-05-17T10:20+02:00 or 2024-05; UTC without an offset"
     )
-    elevation: float | None = Field(None, description="metres above the sea")
+    elevation: Number | None = Field(None, description="metres above the sea")
     components: dict[str, Numbers] = Field(
         default_factory=dict,
         description="numbers of metadata components by name, for those not computed from the above",
@@ -131,6 +135,9 @@ class Problem(BaseModel):
     """Why a request was not answered."""
 
     detail: str
+    predictions: list[PictureOut | None] | None = Field(
+        None, description="where outputs of the model are not finite: the answers of the others, null for these"
+    )
 
 
 def message_of(error: ValidationError) -> str:

@@ -30,7 +30,7 @@ from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.paths import Logits
+from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.server.access import HEALTH, Access
 from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
@@ -46,7 +46,13 @@ from linnaeus_jax.inference.server.requests import (
     called,
     http_error,
 )
-from linnaeus_jax.inference.server.schemas import PredictForm, PredictRequest, PredictResponse, Problem
+from linnaeus_jax.inference.server.schemas import (
+    TOLD_ERRORS,
+    PredictForm,
+    PredictRequest,
+    PredictResponse,
+    Problem,
+)
 from linnaeus_jax.reading.metadata import Encoded
 
 PAGE = Path(__file__).parent / "page"
@@ -69,7 +75,11 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     408: {"model": Problem, "description": "the body did not come in time"},
     413: {"model": Problem, "description": "too many bytes, pictures or pixels"},
     415: {"model": Problem, "description": "a body or a file of a kind that is not read"},
-    422: {"model": Problem, "description": "a damaged picture, or values that cannot be"},
+    422: {
+        "model": Problem,
+        "description": "a damaged picture, values that cannot be, or outputs of the model that are not finite: then "
+        "`predictions` holds the answers of the other pictures",
+    },
     503: {"model": Problem, "description": "too many requests at once; see Retry-After"},
     504: {"model": Problem, "description": "no answer in time; see Retry-After"},
 }
@@ -111,12 +121,15 @@ class Service:
         except BatcherClosed as error:
             raise http_error(503, str(error)) from error
         count = len(parsed.names)
-        alone: Sequence[dict[str, Any] | None] = said[count:] if parsed.request.compare else [None] * count
+        alone = said[count:] if parsed.request.compare else [None] * count
         pictures = [
-            {"image": name, "without_metadata": other, **one}
+            None if one is None else {"image": name, "without_metadata": other, **one}
             for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
         ]
-        return Response(orjson.dumps({"model": self.name, "predictions": pictures}), media_type="application/json")
+        answer: dict[str, Any] = {"model": self.name, "predictions": pictures}
+        if bad := sorted({place % count for place, each in enumerate(said) if each is None}):
+            answer["detail"] = f"{', '.join(called(parsed, number) for number in bad[:TOLD_ERRORS])}: {NOT_FINITE}"
+        return Response(orjson.dumps(answer), 422 if bad else 200, media_type="application/json")
 
     def _said(
         self,
@@ -128,9 +141,9 @@ class Service:
         """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest."""
         return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[dict[str, Any]]]:
-        """What is asked, and what is said of the pictures with their metadata; then, where `compare` is asked for, of
-        the pictures alone."""
+    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[dict[str, Any] | None]]:
+        """What is asked, and what is said of the pictures with their metadata, None where the model's outputs are not
+        finite; then, where `compare` is asked for, of the pictures alone."""
         prepare = functools.partial(self._preparation.prepare, content_type, body)
         with self.batcher.expect_request():
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
