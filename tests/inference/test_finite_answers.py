@@ -48,7 +48,7 @@ def strict(text: str) -> Any:
 
 @pytest.fixture
 def poisoned(model, monkeypatch, pictures):
-    """Makes the outputs for some of the pictures not finite, in whatever model is loaded; yields a function of their
+    """Makes the outputs for some of the pictures not finite, in whatever model is loaded; gives a function of their
     numbers."""
     bad: list[np.ndarray] = []
     value = iter([np.nan, np.inf, -np.inf] * 9)
@@ -72,7 +72,7 @@ def poisoned(model, monkeypatch, pictures):
         return same
 
     monkeypatch.setattr(models, "Model", one)
-    yield lambda *numbers: bad.extend(model.read([pictures.pixels[number]])[0] for number in numbers)
+    return lambda *numbers: bad.extend(model.read([pictures.pixels[number]])[0] for number in numbers)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_predict_answers_the_others_and_fails(folder, poisoned, capsys, suffix):
     for _ in range(2):  # also where the file is complete
         assert predict.main(arguments) == 2
         said = " ".join(capsys.readouterr().out.split())
-        assert "p.%s: 2 pictures predicted" % suffix in said
+        assert f"p.{suffix}: 2 pictures predicted" in said
         assert "1 of 5 pictures cannot be read, listed in" in said
         assert "2 of 5 pictures have no answer, listed in" in said
     with open(f"p.{suffix}.unreadable.csv", newline="") as file:
