@@ -48,8 +48,8 @@ SUBPACKAGES: dict[str, set[str]] = {
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules "
         "step taxonomy versions weights",
-        "inference": "compat config data files learning metrics models reading registry reporting run step taxonomy "
-        "weights",
+        "inference": "backend compat config data files learning metrics models reading registry reporting run step "
+        "taxonomy weights",
         "migration": "config data inference models reading registry taxonomy weights",
         "demo": "data files",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models reading "

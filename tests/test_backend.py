@@ -157,7 +157,7 @@ def test_nothing_is_left_of_the_tricks_in_what_is_traced(monkeypatch):
 
 def test_the_process_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv(PLAIN, "all")
-    monkeypatch.setattr(process, "_kept", {"heap": False})
+    monkeypatch.setattr(process, "_kept", {"heap": False, "largest": 0})
     assert process.compiler_options(training=True) == {}
     assert not process.keep_freed_memory()
     assert not worth_gathering()

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax import backend
 from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning.augmentation import normalize
@@ -19,8 +20,26 @@ from linnaeus_jax.step.process import compiler_options
 
 #: rows that are computed at once; a batch is filled up to the next of these
 BUCKETS = (1, 8, 64)
+#: on CPUs: rows that are always computed at once, and pixels of a larger batch
+_FEW_ROWS, _FEW_PIXELS = 8, 2**18
 #: of products; with the default a GPU rounds to 10 bits, and answers would depend on the batch and on the device
 PRECISION = "highest"
+
+
+def usual_buckets(size: tuple[int, int], buckets: Sequence[int] = BUCKETS) -> tuple[int, ...]:
+    """Those of `buckets` that suit the devices of this process.
+
+    On CPUs more than 8 rows are computed at once only of small images: the temporaries of a forward pass grow with the
+    batch (0.6 GB of EfficientNet-lite0 for 64 rows of 224 px), and it is no faster.
+
+    Args:
+      size: height and width of the images.
+      buckets: rows, at least one of them 8 or less.
+    """
+    if not backend.SMALL_BATCHES.here():
+        return tuple(buckets)
+    most = max(_FEW_ROWS, _FEW_PIXELS // (size[0] * size[1]))
+    return tuple(rows for rows in buckets if rows <= most)
 
 
 def forward_pass(

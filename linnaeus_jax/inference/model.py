@@ -16,13 +16,14 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
-from linnaeus_jax.inference.forward import BUCKETS, Forward
+from linnaeus_jax.inference.forward import Forward, usual_buckets
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.reading.metadata import Encoded
 from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.step import process
 
 Said = TypeVar("Said")
 
@@ -36,8 +37,9 @@ class Model:
       answers: from logits to predictions.
     """
 
-    def __init__(self, bundle: Bundle, buckets: Sequence[int] = BUCKETS) -> None:
+    def __init__(self, bundle: Bundle, buckets: Sequence[int] | None = None) -> None:
         self.bundle = bundle
+        buckets = buckets or usual_buckets(bundle.preprocessing.size)
         self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
         self.answers = Answers(bundle.taxonomy, bundle.calibration)
 
@@ -151,21 +153,27 @@ def load(
     source: str | os.PathLike[str],
     *,
     checkpoint: str | int = "best",
-    buckets: Sequence[int] = BUCKETS,
+    buckets: Sequence[int] | None = None,
     plugins: Sequence[str] = (),
+    keep_freed_memory: bool = False,
 ) -> Model:
     """The model of a bundle, or of a run directory.
 
     Args:
       source: a bundle made by `tools.bundle`, one in the layout of the original, or a run.
       checkpoint: of a run: "best", "newest" or a step.
-      buckets: batch sizes that are compiled, each at its first use.
+      buckets: batch sizes that are compiled, each at its first use; None: those of 1, 8 and 64 that suit the device.
       plugins: modules and .py files that a bundle needs; none is imported because a bundle says so. A run directory
         is trusted like its configuration.
+      keep_freed_memory: on Linux and CPUs memory that a forward pass frees stays with this process for the next one,
+        as in the programs of this package: a quarter of the CPU time of a small network. It holds for all that the
+        process does, until it ends, and works best before other threads are started.
 
     Raises:
       UserError: no bundle and no run, or files that do not belong together.
     """
+    if keep_freed_memory:
+        process.keep_freed_memory(process.LARGEST_KEPT)
     return Model(read_bundle_or_run(source, checkpoint, plugins), buckets)
 
 

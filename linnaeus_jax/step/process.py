@@ -25,7 +25,11 @@ CACHE_BYTES = 2 * 2**30
 #: seconds of compilation from which a program is kept: even the smallest takes longer to compile than to read
 _WORTH_KEEPING = 0.0
 #: of glibc's mallopt: freed memory above which the heap shrinks, requests that get pages of their own, heaps
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
+#: no block gets pages of its own, and the heap never shrinks
+_WITHOUT_LIMIT = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1))
+#: bytes of a temporary of a forward pass that is kept, and of free memory at the end of the heap
+LARGEST_KEPT = 2**28
 #: bytes of the fragments that `retire_heap_fragments` allocates: the smallest, and a power of two above the largest
 _LEAST_FRAGMENT, _LARGEST_FRAGMENT = 2**13, 2**26
 #: bytes that a fragment left by the compiler hardly exceeds, while temporaries of updates do
@@ -110,27 +114,35 @@ def _accepted(name: str, value: str) -> bool:
     return True
 
 
-def keep_freed_memory() -> bool:
-    """Lets glibc keep freed memory for the next update instead of giving it back to the system; once for a process.
+def keep_freed_memory(largest: int = 0) -> bool:
+    """Lets glibc keep freed memory for the next update or forward pass instead of returning it to the system; once for
+    a process, before it starts threads.
 
     Only where CPUs compute: elsewhere the host frees no temporaries of updates, and its decoding threads want heaps of
     their own, which shrink.
 
     An update of a CPU frees gigabytes of temporaries, and each page of them would be cleared by the system and mapped
     again at the next one. The process stays as large as it ever was, which is two updates' temporaries where XLA has
-    begun the next update before it freed those of the last. Returns False where the C library is another one.
+    begun the next update before it freed those of the last. glibc's aligned_alloc, by which XLA gets its temporaries,
+    does not always find a freed one of the same size again, so that several are kept. Returns False where the C library
+    is another one.
+
+    Args:
+      largest: bytes of a block that is kept; 0: of any size. What was kept without a limit stays without.
     """
     libc = _libc()
-    if libc is None or _kept["heap"] or not (backend.KEPT_MEMORY.allowed() and backend.only_cpus()):
-        return _kept["heap"]
-    settings = (_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1)  # -1: the heap never shrinks
-    accepted = [libc.mallopt(name, value) for name, value in settings]
-    _kept.update(heap=min(accepted) == 1)
-    return _kept["heap"]
+    if libc is None or not (backend.KEPT_MEMORY.allowed() and backend.only_cpus()):
+        return False
+    if _kept["heap"] and _kept["largest"] in (0, largest):
+        return True
+    limits = ((_M_MMAP_THRESHOLD, largest), (_M_TRIM_THRESHOLD, largest)) if largest else _WITHOUT_LIMIT
+    accepted = [libc.mallopt(name, value) for name, value in ((_M_ARENA_MAX, 1), *limits)]
+    _kept.update(heap=min(accepted) == 1, largest=largest)
+    return min(accepted) == 1
 
 
-#: whether `keep_freed_memory` was called, and glibc accepted it
-_kept = {"heap": False}
+#: whether `keep_freed_memory` was called and glibc accepted it, and for blocks of which size
+_kept = {"heap": False, "largest": 0}
 
 
 def retire_heap_fragments(largest: int = _LARGEST_FRAGMENT) -> None:
@@ -188,6 +200,13 @@ def _libc() -> ctypes.CDLL | None:
     except (OSError, AttributeError):
         return None
     return libc
+
+
+def set_up_inference() -> str:
+    """Process-wide settings of a program that runs a trained model over rows, before it reads one; returns a line that
+    says where compiled programs are kept. `linnaeus_jax.load` leaves the process of others as it is unless asked."""
+    keep_freed_memory(LARGEST_KEPT)
+    return use_compilation_cache()
 
 
 def set_up_jax(config: Config) -> str:

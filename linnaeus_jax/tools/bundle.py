@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.inference.quality.card import summary, write_card
     from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
+    from linnaeus_jax.step.process import set_up_inference
     from linnaeus_jax.weights.hub_settings import hub_settings
     from linnaeus_jax.weights.locating import FETCHED, scheme_of
 
@@ -66,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     if options.taxonomy and not published:
         raise UserError(f"--taxonomy {options.taxonomy} is for --from-weights: a run has its ranks already")
     check_out(options.out, force=options.force)
+    set_up_inference()
     if published:
         from linnaeus_jax.inference.bundle.from_weights import bundle_from_weights
 

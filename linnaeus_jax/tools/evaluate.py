@@ -72,12 +72,12 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
 def of_bundle(options: argparse.Namespace) -> int:
     """Evaluates a bundle, or a run as a bundle would be; returns the exit status."""
     from linnaeus_jax.files import json_text, write_atomically
-    from linnaeus_jax.inference.forward import BUCKETS
-    from linnaeus_jax.inference.model import load
+    from linnaeus_jax.inference.forward import usual_buckets
+    from linnaeus_jax.inference.model import Model, read_bundle_or_run
     from linnaeus_jax.inference.quality.evaluating import Pictures, evaluate_labelled, read_labelled
     from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
     from linnaeus_jax.reporting.logs import console
-    from linnaeus_jax.step.process import use_compilation_cache
+    from linnaeus_jax.step.process import set_up_inference
 
     for name in ("phases", "predictions", "logits"):
         if getattr(options, name):
@@ -86,9 +86,9 @@ def of_bundle(options: argparse.Namespace) -> int:
         raise UserError("give the records to evaluate on: --labels FILE.h5 and --images FILE.h5 or a folder")
     if options.batch_size < 0:
         raise UserError(f"--batch-size is {options.batch_size}; give at least 1")
-    use_compilation_cache()
-    buckets = (options.batch_size or BUCKETS[-1],)
-    model = load(options.run, checkpoint=options.checkpoint, buckets=buckets, plugins=options.plugins)
+    set_up_inference()
+    bundle = read_bundle_or_run(options.run, options.checkpoint, options.plugins)
+    model = Model(bundle, (options.batch_size or usual_buckets(bundle.preprocessing.size)[-1],))
     labels = Path(options.labels)
     labelled = read_labelled(model.bundle, labels, options.split)
     pictures = Pictures.of(model.bundle, Path(options.images), labels, options.extension)

@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         "--origins", default="", metavar="URL,...", help="sites whose pages may use it, e.g. https://example.org"
     )
     parser.add_argument("--token-file", type=Path, help="file that holds the token which requests must bring")
-    parser.add_argument("--buckets", default="", help="batch sizes, separated by commas (default: 1,4,8,16,32,64)")
+    parser.add_argument(
+        "--buckets", default="", help="batch sizes, separated by commas (default: 1,4,8,16,32,64; on CPUs up to 8)"
+    )
     parser.add_argument(
         "--wait-ms",
         type=float,
@@ -126,20 +128,22 @@ def main(argv: Sequence[str]) -> None:
         from linnaeus_jax.inference.server.serving import SERVER_BUCKETS, create_app, serve
     except ModuleNotFoundError as error:
         raise UserError(f'{error.name} is not installed; run: pip install "linnaeus-jax[serve]"') from error
-    from linnaeus_jax.inference.model import load
+    from linnaeus_jax.inference.forward import usual_buckets
+    from linnaeus_jax.inference.model import Model, read_bundle_or_run
     from linnaeus_jax.inference.server.access import access_of, read_token
     from linnaeus_jax.inference.server.requests import Limits
     from linnaeus_jax.reporting.logs import console
-    from linnaeus_jax.step.process import use_compilation_cache
+    from linnaeus_jax.step.process import set_up_inference
 
-    use_compilation_cache()
-    buckets = buckets_of(options.buckets) if options.buckets else SERVER_BUCKETS
+    set_up_inference()
+    buckets = buckets_of(options.buckets) if options.buckets else None
     token = read_token(options.token_file)
     allow_open_files(options.max_connections)
     with listen(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
         access = access_of(host, options.host_names, options.origins, token)
-        model = load(options.bundle, checkpoint=options.checkpoint, buckets=buckets, plugins=options.plugins)
+        bundle = read_bundle_or_run(options.bundle, options.checkpoint, options.plugins)
+        model = Model(bundle, buckets or usual_buckets(bundle.preprocessing.size, SERVER_BUCKETS))
         limits = Limits(
             round(options.max_body_mib * 2**20),
             options.max_pictures,

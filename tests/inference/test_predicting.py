@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from linnaeus_jax.backend import GPU, PLAIN, tracing_for
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, batch_for, predict_files
@@ -119,7 +120,13 @@ def test_reading_stays_a_bounded_number_of_pictures_ahead(model, files, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("pictures", "asked", "batch"), [(1, 0, 1), (2, 0, 8), (9, 0, 64), (10_000, 0, 64), (3, 256, 256)]
+    ("pictures", "side", "asked", "batch"),
+    [(1, 48, 0, 1), (2, 48, 0, 8), (9, 48, 0, 64), (10_000, 48, 0, 64), (3, 224, 256, 256), (10_000, 224, 0, 8)],
 )
-def test_one_batch_size_for_all(pictures, asked, batch):
-    assert batch_for(pictures, asked) == batch
+def test_one_batch_size_for_all(pictures, side, asked, batch, monkeypatch):
+    monkeypatch.delenv(PLAIN, raising=False)
+    assert batch_for(pictures, (side, side), asked) == batch
+    with tracing_for(GPU):
+        assert batch_for(pictures, (side, side), asked) == (64 if batch == 8 and pictures > 8 else batch)
+    monkeypatch.setenv(PLAIN, "small-batches")
+    assert batch_for(pictures, (side, side), asked) == (64 if batch == 8 and pictures > 8 else batch)

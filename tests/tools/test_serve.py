@@ -235,4 +235,4 @@ def test_pictures_that_hang_their_decoders(tmp_path):
 def test_what_the_help_calls_defaults_are_the_servers():
     parser = serve._parser()
     assert parser.get_default("wait_ms") == 1000 * WAIT
-    assert f"(default: {','.join(map(str, SERVER_BUCKETS))})" in " ".join(parser.format_help().split())
+    assert f"(default: {','.join(map(str, SERVER_BUCKETS))};" in " ".join(parser.format_help().split())

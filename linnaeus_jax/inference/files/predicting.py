@@ -11,7 +11,7 @@ import numpy as np
 
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
-from linnaeus_jax.inference.forward import BUCKETS
+from linnaeus_jax.inference.forward import usual_buckets
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, finite_rows, some
 from linnaeus_jax.inference.pictures import read_picture
@@ -94,13 +94,15 @@ class _Read:
     stamp: str = ""
 
 
-def batch_for(pictures: int, batch: int = 0) -> int:
+def batch_for(pictures: int, size: tuple[int, int], batch: int = 0) -> int:
     """Rows that are computed at once for some pictures, so that one program is compiled whatever their number.
 
     Args:
+      size: height and width of the model's images.
       batch: what is asked for; 0: the smallest of the usual sizes that holds them all, at most the largest.
     """
-    return batch or next((rows for rows in BUCKETS if rows >= pictures), BUCKETS[-1])
+    buckets = usual_buckets(size)
+    return batch or next((rows for rows in buckets if rows >= pictures), buckets[-1])
 
 
 def predict_files(
