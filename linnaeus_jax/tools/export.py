@@ -5,7 +5,8 @@
 
 OUT becomes a directory: model.jax_export takes any number of pictures on every platform it was exported for,
 classes.json says what its outputs mean, example.py names pictures with it in 20 lines, and weights.safetensors holds
-the weights under PyTorch's names.
+the weights under PyTorch's names. JAX reads the program of an earlier version for half a year; the README.md there says
+until when. The weights do not expire.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ def main(argv: Sequence[str]) -> None:
     check_out(options.out, force=options.force)
     bundle = read_bundle_or_run(options.model, options.checkpoint, options.plugins)
     console.print(f"exporting {options.model} for {', '.join(platforms)} ...", soft_wrap=True)
-    write_export(bundle, options.out, platforms, force=options.force)
+    readable = write_export(bundle, options.out, platforms, force=options.force)
     size = (options.out / PROGRAM).stat().st_size / 1e6
     console.print(
         f"{options.out}: {PROGRAM} of {size:.1f} MB; try python {options.out / 'example.py'} PICTURE",
         soft_wrap=True,
     )
+    console.print(readable, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from datetime import date
 
+import jax
 import numpy as np
 import pytest
 from jax import export as jax_export
@@ -16,7 +19,16 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import exporting
-from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, PROGRAM, WEIGHTS, exported_program, write_export
+from linnaeus_jax.inference.files.exporting import (
+    CLASSES,
+    EXAMPLE,
+    PROGRAM,
+    README,
+    WEIGHTS,
+    exported_program,
+    readable_until,
+    write_export,
+)
 from linnaeus_jax.models.names import params_from_torch
 from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.tools import export
@@ -99,8 +111,12 @@ def test_the_other_files(bundle, tmp_path, capsys):
     write_bundle(bundle, tmp_path / "bundle")
     out = tmp_path / "out"
     assert export.main([str(tmp_path / "bundle"), str(out), "--platforms", "cpu"]) == 0
-    assert "for cpu" in capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, WEIGHTS}
+    printed = capsys.readouterr().out
+    assert "for cpu" in printed
+    readable = readable_until(date.today())
+    assert readable in printed
+    assert readable in (out / README).read_text("utf-8")
+    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, README, WEIGHTS}
     about = json.loads((out / CLASSES).read_text())
     assert [rank["rank"] for rank in about["ranks"]] == ["family", "genus", "species"]
     assert about["ranks"][2]["classes"][3] == {
@@ -124,6 +140,30 @@ def test_the_other_files(bundle, tmp_path, capsys):
     assert export.main([str(tmp_path / "bundle"), str(tmp_path / "b"), "--platforms", "cpu,npu"]) == 2
     assert "platforms npu: choose among cpu, cuda" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+def test_it_is_said_until_when_a_program_is_read():
+    text = readable_until(date(2026, 9, 30))
+    assert f"made by jax {jax.__version__}, which reads it for good" in text
+    assert "before 2027-03-31." in text
+    assert text.endswith("weights.safetensors does not expire")
+
+
+def test_a_program_that_has_expired_is_one_line(bundle, tmp_path, monkeypatch, capsys):
+    """As jax from 0.11.1 on says it."""
+
+    def expired(_: bytearray) -> None:
+        raise ValueError("Exported being deserialized seems to be older than the 6-month\nwindow.")
+
+    (tmp_path / EXAMPLE).write_text(exporting._example(bundle), encoding="utf-8")
+    (tmp_path / PROGRAM).write_bytes(b"program")
+    monkeypatch.setattr(jax_export, "deserialize", expired)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / EXAMPLE))
+    line = str(ended.value)
+    assert "\n" not in line
+    assert "6-month window." in line
+    assert f"pip install jax=={jax.__version__}, or export the model again" in line
 
 
 def test_pictures_are_resized_as_the_model_wants():

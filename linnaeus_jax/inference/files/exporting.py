@@ -5,12 +5,14 @@ model.jax_export      (image uint8 [b, H, W, 3], meta float32 [b, D], meta_valid
                       b chosen at each call; normalisation is part of the program, decoding and resizing are not
 classes.json          ranks with classes and temperatures, picture size, metadata columns
 example.py            pictures -> names, by jax, flatbuffers, numpy and pillow alone
+README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,9 @@ from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
 
 PROGRAM, CLASSES, EXAMPLE, WEIGHTS = "model.jax_export", "classes.json", "example.py", "weights.safetensors"
+README = "README.md"
+#: that JAX promises to read programs of an earlier version of itself, half a year, see jax.export's documentation
+GUARANTEED = datetime.timedelta(days=182)
 FORMAT = "linnaeus_jax export"
 PLATFORMS = ("cpu", "cuda")
 #: what jax can lower for
@@ -78,8 +83,8 @@ def _portable(model: ModelFamily) -> ModelFamily:
     return cast(ModelFamily, model.clone(**fields))
 
 
-def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, force: bool = False) -> None:
-    """Writes the files above beside `out`, and then moves them there.
+def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, force: bool = False) -> str:
+    """Writes the files above beside `out`, and then moves them there; returns a line that says how long JAX reads them.
 
     Args:
       force: replace what is there, if it is an export.
@@ -96,12 +101,25 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
     which = str(bundle.facts.get("weights", "last"))
     about = facts(bundle.model, settings["type"], settings["variant"], classes, weights=which, step=step)
     about |= {IMAGE: dataclasses.asdict(bundle.preprocessing)} | own_settings(settings)
+    readable = readable_until(datetime.date.today())
     with replaced_directory(out) as unfinished:
+        (unfinished / README).write_text(_README.format(readable=readable), encoding="utf-8")
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, _classes(bundle))
         (unfinished / EXAMPLE).write_text(_example(bundle))
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)
+    return readable
+
+
+def readable_until(made: datetime.date) -> str:
+    """Until when a program that was made on a day is read. JAX counts from the release of the version that made it, of
+    which an installation does not know the date, so the day is the last one that it can be."""
+    return (
+        f"{PROGRAM} was made by jax {jax.__version__}, which reads it for good; of later versions of jax only those are "
+        f"promised to read it that are released within six months of that one, so before {made + GUARANTEED}. "
+        f"{WEIGHTS} does not expire"
+    )
 
 
 def _classes(bundle: Bundle) -> dict[str, Any]:
@@ -147,6 +165,7 @@ def _example(bundle: Bundle) -> str:
         columns=f"  # {columns}" if columns else "",
         components=len(encoder.components),
         names=f"  # {names}" if names else "",
+        jax=jax.__version__,
     )
 
 
@@ -159,15 +178,25 @@ def _resized(picture: Preprocessing) -> str:
     )
 
 
+_README = """\
+# A model, exported
+
+* `model.jax_export`: the program with its weights (StableHLO of `jax.export`)
+* `classes.json`: what its outputs mean
+* `example.py`: names pictures with it; needs jax, flatbuffers, numpy and pillow
+* `weights.safetensors`: the weights under PyTorch's names
+
+{readable}: keep it, or the bundle, to export the model again.
+"""
 EXAMPLE_TEXT = '''\
 """Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
 import json, pathlib, sys
-
 import jax, jax.export, numpy as np
 from PIL import Image, ImageOps
-
 folder = pathlib.Path(__file__).parent
-model = jax.export.deserialize(bytearray((folder / "model.jax_export").read_bytes()))
+program, renew = bytearray((folder / "model.jax_export").read_bytes()), "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
+try: model = jax.export.deserialize(program)
+except Exception as why: sys.exit(f"{{renew}} ({{' '.join(str(why).split())}})")
 pictures = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in sys.argv[1:]]
 image = np.stack([np.asarray({resized}) for picture in pictures])
 meta = np.zeros((len(image), {width}), np.float32){columns}
