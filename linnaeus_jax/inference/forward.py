@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from linnaeus_jax.step.process import compiler_options
 BUCKETS = (1, 8, 64)
 #: on CPUs: rows that are always computed at once, and pixels of a larger batch
 _FEW_ROWS, _FEW_PIXELS = 8, 2**18
+#: pixels of a batch
+LARGEST_BATCH = 1 << 26
 #: of products; with the default a GPU rounds to 10 bits, and answers would depend on the batch and on the device
 PRECISION = "highest"
 
@@ -72,7 +75,7 @@ class Forward:
     """The forward pass of one model on the devices of this process.
 
     Attributes:
-      buckets: rows of a batch over all devices, ascending.
+      buckets: rows of a batch over all devices, ascending; fewer of large images, see `LARGEST_BATCH`.
       compilations: programs compiled so far, at most one per bucket.
     """
 
@@ -85,7 +88,8 @@ class Forward:
     ) -> None:
         self._placement = Placement(jax.local_devices())
         devices = self._placement.device_count
-        self.buckets = tuple(sorted({-(-rows // devices) * devices for rows in buckets}))
+        most = max(1, LARGEST_BATCH // math.prod(model.img_size))  # a file of 1 kB may ask for pictures of 4096 pixels
+        self.buckets = tuple(sorted({-(-min(rows, most) // devices) * devices for rows in buckets}))
         self._model, self._variables = model, self._placement.replicate(dict(variables))
         logits = forward_pass(model, preprocessing)
         batch, replicated = self._placement.batch, self._placement.replicated

@@ -321,4 +321,5 @@ def _maps(maps: Mapping[str, Any], tasks: Sequence[str], *, null: bool) -> dict[
                     f"class_index_map.json: null of {task} is {said}, but its class 0 is {by_index[task].get('0')}"
                 )
             by_index[task]["0"] = 0
-    return {"idx_to_taxon_id": by_index, "names": maps.get("names", {}) if forward is not maps else {}}
+    sizes = {} if forward is maps else {"num_classes_per_rank": maps.get("num_classes_per_rank", {})}
+    return {"idx_to_taxon_id": by_index, "names": maps.get("names", {}) if forward is not maps else {}, **sizes}

@@ -22,6 +22,8 @@ from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.retention import best_checkpoint
+from linnaeus_jax.taxonomy.tree import parents_of
+from linnaeus_jax.weights.classes import ids_of_maps
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile, read_state
 from linnaeus_jax.weights.importing import pretrained_is_run
@@ -209,13 +211,12 @@ def _bundle_state(path: Path) -> StateFile:
             if damage_of(path / name, str(about["files"][name])):
                 raise UserError(f"{path / name} is not the file that was written into the bundle; copy it again")
         state = read_state(path / BUNDLE_WEIGHTS)
-        ids = read_json(path / BUNDLE_CLASSES)["idx_to_taxon_id"]
-        classes = {task: [each[str(row)] for row in range(len(each))] for task, each in ids.items()}
+        classes = ids_of_maps(read_json(path / BUNDLE_CLASSES), BUNDLE_CLASSES)
         known = {
             "model": str(about["model"]["type"]),
             "variant": str(about["model"]["variant"]),
             "img_size": list(about["image"]["size"]),
-            "tasks": list(ids),
+            "tasks": list(classes),
             "classes": classes,
             IMAGE: about["image"],
         } | own_settings(about["model"])
@@ -232,14 +233,11 @@ def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[
     directory.check(path)
     if not path.is_file():
         return {}
-    parents = {task: np.full(len(ids), -1, np.int32) for task, ids in list(classes.items())[:-1]}
     try:
-        for task, links in read_json(path)["hierarchy_map_raw"].items():
-            for child, parent in links.items():
-                parents[task][int(child)] = parent
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        links = read_json(path)["hierarchy_map_raw"]
+        return parents_of(links, {task: len(ids) for task, ids in classes.items()}, path.name)
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not the tree of the run's classes ({error}); restore it from a copy") from error
-    return parents
 
 
 def _check_shapes(path: Path, model: ModelFamily, params: Any, model_state: Any) -> None:

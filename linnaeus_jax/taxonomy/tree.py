@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.mistakes import InputError, whole
 
 VERSION = "1.0"
+#: ranks of one tree, of which an ancestor table grows with the square; the taxonomic ones are 31
+MOST_RANKS = 100
 
 #: (task, class index) -> what people read for the class
 ClassName = Callable[[str, int], str]
@@ -36,6 +38,30 @@ class ParentConflict:
     def minority_share(self) -> float:
         """Share of the class's rows that contradict the chosen (first) parent."""
         return 1.0 - self.counts[0] / sum(self.counts)
+
+
+def parents_of(
+    links: Mapping[str, Mapping[Any, Any]], sizes: Mapping[str, int], name: str
+) -> dict[str, NDArray[np.int32]]:
+    """Parent tables, as `TaxonomyTree` takes them, of the `hierarchy_map_raw` of `TaxonomyTree.to_json`.
+
+    Args:
+      sizes: task -> number of classes, finest task first.
+      name: of the file, for messages.
+
+    Raises:
+      InputError: a link from or to what is no class.
+      TypeError: a class that is no integer.
+    """
+    parents = {task: np.full(size, -1, np.int32) for task, size in list(sizes.items())[:-1]}
+    if unknown := sorted(map(str, set(links) - set(parents))):
+        raise InputError(f"{name} links classes of {unknown[0][:100]}, which is no rank with a coarser one")
+    for (task, table), coarser in zip(parents.items(), list(sizes)[1:], strict=True):
+        for child, parent in links.get(task, {}).items():
+            if not (0 <= whole(child) < sizes[task] and 0 <= whole(parent) < sizes[coarser]):
+                raise InputError(f"{name} links class {child} of {task} to {parent}, and there is no such class")
+            table[whole(child)] = whole(parent)
+    return parents
 
 
 class TaxonomyTree:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import resource
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -199,26 +200,51 @@ def test_fields_of_the_taxonomy_are_checked(name, bundle_on_disk, capsys):
     about, whole = (read_sealed(bundle_on_disk / "bundle.json"), (bundle_on_disk / name).read_text())
     tree = json.loads(whole)
     wrong: dict[tuple[Any, ...], list[Any]] = {
-        ("task_keys",): [None, [1], [["taxa_L10"]]],
-        ("num_classes", "taxa_L10"): [None, 10**30, 3],
-        ("hierarchy_map_raw", "taxa_L10"): [[], {"1": float("inf")}, {"1": 1.5}, {"x": 1}, {"1": 10**30}],
+        ("task_keys",): [None, [1], [["taxa_L10"]], tree.get("task_keys", []) * 2, [f"t{i}" for i in range(10**5)]],
+        ("num_classes", "taxa_L10"): [None, 10**8, 10**30, 3],
+        ("hierarchy_map_raw", "taxa_L10"): [
+            [],
+            {"1": float("inf")},
+            {"1": 1.5},
+            {"x": 1},
+            {"1": 10**30},
+            {"1": -1},
+            {"-1": 1},
+            {"01": 1},
+        ],
+        ("hierarchy_map_raw", "taxa_L30"): [{"1": 1}],
+        ("taxon_id_to_idx", "taxa_L10", "11"): [2],
+        ("taxon_id_to_idx", "taxa_L10"): [{}, None],
+        ("num_classes_per_rank", "taxa_L20"): [4, 10**8],
+        ("null_taxon_ids", "taxa_L10"): [None, 5],
+        ("idx_to_taxon_id", "taxa_L40"): [{"0": 0}],
+        ("idx_to_taxon_id", "taxa_L10", "7"): [17],
         ("metadata",): [None],
         ("idx_to_taxon_id",): [[], None],
         ("idx_to_taxon_id", "taxa_L10", "1"): [None, -1, 1.5, 10**30, 12, "x", float("nan")],
         ("idx_to_taxon_id", "taxa_L10", "0"): [7],
         ("names",): [[1], {"taxa_L10": [1]}],
     }
+    texts = [
+        (place, json.dumps(changed(tree, place, value)))
+        for place, values in wrong.items()
+        if place[0] in tree
+        for value in values
+    ]
+    twice = next(iter(tree))
+    texts.append((("twice",), f'{{"{twice}": {json.dumps(tree[twice])}, {whole.lstrip()[1:]}'))
+    tracemalloc.start()
     try:
-        for place, values in wrong.items():
-            if place[0] not in tree:
-                continue
-            for value in values:
-                (bundle_on_disk / name).write_text(json.dumps(changed(tree, place, value)))
-                digests = about["files"] | {name: sha256_of(bundle_on_disk / name)}
-                (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about | {"files": digests})))
-                assert status_of_reading(bundle_on_disk) == 2, (place, value)
-                assert "taxonomy.json" in (said := capsys.readouterr().err) or name in said
+        for place, text in texts:
+            (bundle_on_disk / name).write_text(text)
+            digests = about["files"] | {name: sha256_of(bundle_on_disk / name)}
+            (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about | {"files": digests})))
+            assert status_of_reading(bundle_on_disk) == 2, (place, text)
+            assert "taxonomy.json" in (said := capsys.readouterr().err) or name in said
+            assert said.count("\n") == 1
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20  # whatever numbers the files name
     finally:
+        tracemalloc.stop()
         (bundle_on_disk / name).write_text(whole)
         (bundle_on_disk / "bundle.json").write_text(json.dumps(sealed(about)))
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.forward import Forward, forward_pass
+from linnaeus_jax.inference.forward import LARGEST_BATCH, Forward, forward_pass
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.reading.observation import Observation
 
@@ -75,3 +75,9 @@ def test_nothing_is_compiled_after_warming_up(model, batch, monkeypatch):
     for rows in (1, 5, 12):
         model.forward(*(array[:rows] for array in batch))
     assert model.forward.compilations == 2
+
+
+def test_batches_of_large_images_are_smaller(bundle):
+    large = bundle.model.clone(img_size=(4096, 4096))
+    assert Forward(large, {}, bundle.preprocessing, (1, 8, 64)).buckets[-1] * 4096**2 <= LARGEST_BATCH
+    assert Forward(bundle.model, {}, bundle.preprocessing, (1, 8, 64)).buckets[-1] == 64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import json_text
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
-from linnaeus_jax.taxonomy.tree import TaxonomyTree
+from linnaeus_jax.taxonomy.tree import MOST_RANKS, TaxonomyTree, parents_of
+from linnaeus_jax.weights.classes import ids_of_maps
 
 TAXONOMY = "taxonomy.json"
 CLASS_MAP = BUNDLE_CLASSES
@@ -55,41 +54,25 @@ def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:
 
 def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:
     """The same from the content of both files; ValueError, KeyError, TypeError where they do not fit each other."""
-    tasks = tuple(links["task_keys"])
-    ids = {task: _ids(task, maps["idx_to_taxon_id"][task], links["num_classes"][task]) for task in tasks}
+    tasks, found = tuple(links["task_keys"]), ids_of_maps(maps, CLASS_MAP)
+    if len(tasks) > MOST_RANKS or len(set(tasks)) < len(tasks) or set(tasks) != set(found):
+        raise ValueError(f"{TAXONOMY} must name the ranks of {CLASS_MAP}, each once, at most {MOST_RANKS}")
+    ids = {task: np.array(found[task], np.int64) for task in tasks}
+    for task, count in ((task, links["num_classes"][task]) for task in tasks):
+        if count != len(ids[task]):
+            raise ValueError(f"{CLASS_MAP} has {len(ids[task])} classes of {task}, but {TAXONOMY} has {count}")
     null_possible = bool(links["metadata"].get("null_possible", True))
     null_below = bool(links["metadata"].get("null_below", True))
     if null_possible and (wrong := [task for task in tasks if len(ids[task]) and ids[task][0] != 0]):
         raise ValueError(
             f"{CLASS_MAP}: class 0 of {wrong[0]} is taxon {ids[wrong[0]][0]}, and should be 0, which is null"
         )
-    parents = {task: np.full(len(ids[task]), -1, np.int32) for task in tasks[:-1]}
-    for task, coarser in itertools.pairwise(tasks):
-        for child, parent in links["hierarchy_map_raw"].get(task, {}).items():
-            if not (0 <= _whole(child) < len(ids[task]) and 0 <= _whole(parent) < len(ids[coarser])):
-                raise ValueError(f"{TAXONOMY} links class {child} of {task} to {parent}, and there is no such class")
-            parents[task][_whole(child)] = _whole(parent)
     sizes = {task: len(each) for task, each in ids.items()}
+    parents = parents_of(links["hierarchy_map_raw"], sizes, TAXONOMY)
     return Taxonomy(
         TaxonomyTree(tasks, sizes, parents, null_possible=null_possible, null_below=null_below),
         TaxonNames.from_json(ids, maps.get("names", {})),
     )
-
-
-def _ids(task: str, of_index: Mapping[str, Any], count: int) -> np.ndarray:
-    if sorted(map(_whole, of_index)) != list(range(count)):
-        raise ValueError(f"{CLASS_MAP} has {len(of_index)} classes of {task}, but {TAXONOMY} has {count}")
-    ids = [_whole(of_index[str(index)]) for index in range(count)]
-    if len(set(ids)) != count or min(ids, default=0) < 0:
-        raise ValueError(f"{CLASS_MAP}: the taxon ids of {task} must be different numbers of 0 or more")
-    return np.array(ids, np.int64)
-
-
-def _whole(value: Any) -> int:
-    """An integer, or the digits of one; TypeError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)) or not re.fullmatch(r"-?\d{1,18}", str(value)):
-        raise TypeError(f"{str(value)[:100]!r} stands where an integer is needed")
-    return int(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
