@@ -17,6 +17,8 @@ from linnaeus_jax.debugging.flags import Text, dump_lines, fact_lines, size_text
 from linnaeus_jax.step.program import Program
 
 _SAMPLES = 5
+#: classes whose distances and smoothing to all others are looked at; of all, that is a matrix of classes x classes
+_CLASSES = 200
 #: class index -> what people read for it
 ClassName = Callable[[int], str]
 
@@ -38,7 +40,8 @@ def taxonomy_lines(
     spread = ", ".join(f"{kind:g}: {count}" for kind, count in zip(kinds, counts, strict=True))
     lines = [
         f"{task}: {len(roots)} roots: {', '.join(roots[:20])}{' …' if len(roots) > 20 else ''}",
-        f"{task}: distances (edges: pairs) {spread or 'none'}; unrelated pairs {int(np.isinf(distance).sum())}",
+        f"{task}: of {len(distance)} of {distance.shape[1]} classes, distances (edges: pairs) {spread or 'none'}; "
+        f"unrelated pairs {int(np.isinf(distance).sum())}",
         f"{task}: {len(smoothing)} rows sum to {total.min():.6f} … {total.max():.6f}"
         + ("" if np.allclose(total, 1.0, atol=1e-4) else "  PROBLEM: rows must sum to 1"),
     ]
@@ -213,8 +216,8 @@ def _taxonomy_lines(program: Program, dataset: Dataset) -> Iterator[list[str]]:
     for task, criterion in program.objective.criteria.items():
         if criterion.smoothing is not None:
             name = functools.partial(dataset.class_name, task)
-            distance, matrix = criterion.smoothing.distance_matrix(), criterion.smoothing.dense_matrix()
-            yield [f"{task}:", *taxonomy_lines(task, distance, matrix, roots, name)]
+            matrices = criterion.smoothing.distance_matrix(_CLASSES), criterion.smoothing.dense_matrix(_CLASSES)
+            yield [f"{task}:", *taxonomy_lines(task, *matrices, roots, name)]
 
 
 # ---- targets and losses of the first micro-batch, and GradNorm

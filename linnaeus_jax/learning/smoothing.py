@@ -26,15 +26,15 @@ def smoothing_matrix(distance: np.ndarray, *, alpha: float, beta: float) -> np.n
     """The dense smoothing matrix of any distance: the definition, for inspection and small class counts.
 
     Args:
-      distance: [C, C], >= 0, inf where classes are unrelated; the diagonal is ignored.
+      distance: [R, C], >= 0, of the first R classes to all, inf where they are unrelated; the diagonal is ignored.
       alpha: mass moved off the true class, in [0, 1].
       beta: decay per unit of distance, >= 0.
 
     Returns:
-      float32 [C, C], rows sum to 1. Rows without any relative are uniform; C = 1 gives [[1]].
+      float32 [R, C], rows sum to 1. Rows without any relative are uniform; C = 1 gives [[1]].
     """
     distance = np.asarray(distance, np.float64)
-    classes = distance.shape[0]
+    classes = distance.shape[1]
     if classes == 1:
         return np.ones((1, 1), np.float32)
     related = np.isfinite(distance)
@@ -147,18 +147,20 @@ class TaxonomySmoothing:
             mass = mass + jnp.where(below, subtree[:, k][:, None], 0.0)
         return mass
 
-    def distance_matrix(self) -> np.ndarray:
-        """float32 [C, C]: edges between classes, 0 on the diagonal, inf without a common ancestor."""
-        distance = np.full((self.num_classes, self.num_classes), np.inf, np.float32)
+    def distance_matrix(self, rows: int | None = None) -> np.ndarray:
+        """float32 [R, C]: edges from the first `rows` classes (None: all) to every class, 0 on the diagonal, inf
+        without a common ancestor."""
+        own = self.ancestors[:rows]
+        distance = np.full((len(own), self.num_classes), np.inf, np.float32)
         for k in reversed(range(self.ancestors.shape[1])):
-            column = self.ancestors[:, k]
-            distance[(column[:, None] == column[None, :]) & (column >= 0)[:, None]] = 2.0 * (k + 1)
+            near = (own[:, k, None] == self.ancestors[None, :, k]) & (own[:, k, None] >= 0)
+            distance[near] = 2.0 * (k + 1)
         np.fill_diagonal(distance, 0.0)
         return distance
 
-    def dense_matrix(self) -> np.ndarray:
-        """float32 [C, C]: the same smoothing by the dense definition, for inspection and small class counts."""
-        return smoothing_matrix(self.distance_matrix(), alpha=self.alpha, beta=self.beta)
+    def dense_matrix(self, rows: int | None = None) -> np.ndarray:
+        """float32 [R, C]: the same smoothing of the first `rows` classes by the dense definition, for inspection."""
+        return smoothing_matrix(self.distance_matrix(rows), alpha=self.alpha, beta=self.beta)
 
 
 def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, np.ndarray]:

@@ -69,7 +69,8 @@ def below_baselines(run: RunRecord) -> Iterator[str]:
     for kind, percent in baselines(run).items():
         if kind == "commonest":
             common = percent.get(tasks[0]) if tasks else None
-            if common is not None and tasks[0] in reached and reached[tasks[0]] <= common:
+            # where every row is of one class, there is nothing to learn
+            if common is not None and tasks[0] in reached and reached[tasks[0]] <= common < 100:
                 yield (
                     f"nothing learned at the rank {task_name(tasks[0])}: {reached[tasks[0]]:.1f} % in validation, "
                     f"where always naming the commonest class of the training rows is right for {common:.1f} %"

@@ -45,7 +45,8 @@ class SavedWeights:
       params: the parameters chosen, `weights` says which: "ema", their moving average, or "last".
       model_state: the other collections by name, {} where there are none.
       classes: task -> taxon id of each class, 0 for null.
-      parents: task -> parent's index in the next task of each class, -1 for none.
+      parents: task -> parent's index in the next task of each class, -1 for none; {} of a single rank, None where the
+        run left no tree.
       step: updates made.
       preprocessing: of the pictures, as the run had it when the checkpoint was made.
       columns: name of every metadata component -> names of its columns in vector order, "" where none is known.
@@ -58,7 +59,7 @@ class SavedWeights:
     model_state: Any
     weights: str
     classes: dict[str, list[int]]
-    parents: dict[str, NDArray[np.int32]]
+    parents: dict[str, NDArray[np.int32]] | None
     step: int
     columns: dict[str, tuple[str, ...]]
     preprocessing: Preprocessing
@@ -227,12 +228,12 @@ def _bundle_state(path: Path) -> StateFile:
     return StateFile(path, state.sha256, state.arrays, {FACTS: known}, ("weights of a bundle",))
 
 
-def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]]:
-    """Parents of every rank but the coarsest from the tree that the run left; {} without one."""
+def _parents(directory: RunDirectory, classes: Mapping[str, list[int]]) -> dict[str, NDArray[np.int32]] | None:
+    """Parents of every rank but the coarsest from the tree that the run left; None without one."""
     path = directory.assets / "taxonomy_tree.json"
     directory.check(path)
     if not path.is_file():
-        return {}
+        return None
     try:
         links = read_json(path)["hierarchy_map_raw"]
         return parents_of(links, {task: len(ids) for task, ids in classes.items()}, path.name)

@@ -165,6 +165,7 @@ def test_texts_of_taxonomy_and_weights():
         "a: a=0.9, b=0.1",
     ):
         assert part in text
+    assert "of 2 of 3 classes, distances" in text
     losses = np.array([1.0, 2.0])
     assert "label" in "\n".join(loss_texts.sample_loss_lines("t", np.array([0, 2]), np.array([1, 2]), losses, str))
 

@@ -12,10 +12,13 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
+from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.quality.card import one_cell, summary, table, write_card
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Rows, calibrated, measure
 from linnaeus_jax.metrics.judged import accuracy, nll
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.test_calibration import overconfident
 
 
@@ -61,6 +64,18 @@ def test_a_card_says_what_the_model_looks_at(bundle, tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert "looks at the picture alone: place, date and elevation change nothing" in text
     assert "better" not in text
+
+
+def test_a_card_of_one_rank(bundle, tmp_path):
+    write_card(bundle, None, tmp_path)
+    assert "at 3 ranks that agree with each other: family, genus, species." in (tmp_path / "README.md").read_text()
+    tree, names = bundle.taxonomy.tree, bundle.taxonomy.names
+    classes = {"taxa_crop": names.classes["taxa_L30"]}
+    one = Taxonomy(
+        TaxonomyTree(["taxa_crop"], {"taxa_crop": tree.num_classes["taxa_L30"]}, {}), TaxonNames.from_json(classes, {})
+    )
+    write_card(dataclasses.replace(bundle, taxonomy=one), None, tmp_path)
+    assert "names the taxon in a picture at one rank: crop." in (tmp_path / "README.md").read_text()
 
 
 def test_texts_of_data_are_no_markup():

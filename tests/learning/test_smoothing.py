@@ -75,6 +75,9 @@ def test_kinship_decides_and_null_receives_nothing():
     weights = np.exp(-0.5 * np.array([2.0, 4.0]))  # sibling, cousin
     np.testing.assert_allclose(matrix[1], [0.0, 0.8, *(0.2 * weights / weights.sum())], rtol=1e-6)
     np.testing.assert_allclose(matrix[0], [0.8, 0.2 / 3, 0.2 / 3, 0.2 / 3], rtol=1e-6)
+    smoothing = TaxonomySmoothing.from_parents(parents, alpha=0.2, beta=0.5)
+    np.testing.assert_array_equal(smoothing.dense_matrix(rows=2), matrix[:2])
+    np.testing.assert_array_equal(smoothing.distance_matrix(rows=2), smoothing.distance_matrix()[:2])
 
 
 def test_one_class_is_certain():

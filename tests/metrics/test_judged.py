@@ -116,6 +116,9 @@ def test_hierarchical_risk_and_coverage_are_those_of_every_threshold(seed):
     assert haurc(judged, below, first=1) == pytest.approx(area)
     assert np.isnan(haurc(judged.take(label[:, 0] == 0), below, first=1))
 
+    ragged = replace(judged, known=np.arange(60)[:, None] % 2 == np.arange(2))  # no row has a label at both ranks
+    assert np.isnan(haurc(ragged, below, first=1))
+
     unlabelled = replace(judged, known=(label > 0) & np.array([True, False]))
     flat = replace(judged, predicted=predicted * np.array([1, 0], np.int32))
     assert haurc(unlabelled, below, first=1) == pytest.approx(haurc(flat, below, first=1))

@@ -61,6 +61,13 @@ def test_verdicts(tmp_path, epochs, texts):
     assert set(found) <= set(warnings(run))
 
 
+def test_of_one_class_there_is_nothing_to_learn(tmp_path):
+    run = record(tmp_path, {VAL_ACCURACY: 100.0})
+    counts = {"train": {"taxa_L10": [0, 60, 0]}, "val": {"taxa_L10": [0, 70, 0]}}
+    write_json(tmp_path / "metadata" / "class_label_counts.json", counts)
+    assert list(verdicts(run)) == []
+
+
 def test_what_simple_means_do_better_is_said_first(tmp_path):
     """At every rank where they do, and before what the schedule says."""
     run = record(tmp_path, {TRAIN: 1.0}, {TRAIN: 4.0, VAL_ACCURACY: 41.0, "val/acc1_taxa_L20": 60.0})

@@ -16,6 +16,7 @@ from linnaeus_jax.config.saved import keep
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.files import read_json, write_json
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import read_run, run_state_of
@@ -150,6 +151,24 @@ def test_a_run_without_ranking(tmp_path):
     save_run(tmp_path / "run", tiny_config(tmp_path / "data"), {})
     with pytest.raises(UserError, match=r"model\.pretrained: .*holds no complete checkpoint.*export_weights RUN"):
         run_state_of({"pretrained": str(tmp_path / "run")})
+
+
+def test_a_run_of_one_rank_is_bundled_and_named(tmp_path):
+    """It has no parents, which is not the same as a run that left no tree."""
+    run = tmp_path / "run"
+    ranks = {"data__task_keys_h5": ("taxa_L20",), "schedule__mixup__group_levels": ("taxa_L20",)}
+    save_run(run, tiny_config(tmp_path / "data", **ranks), {5: 0.7})
+    bundle = bundle_of_run(run)
+    assert bundle.taxonomy.tasks == ("taxa_L20",)
+    assert bundle.taxonomy.tree.parent["taxa_L20"].tolist() == [-1] * 5
+    file = run_state_of({"pretrained": str(run)})
+    assert file is not None
+    assert file.facts["classes"] == {"taxa_L20": [0, 200, 201, 202, 203]}
+    digests = read_json(run / "digests.json") if (run / "digests.json").exists() else {}
+    write_json(run / "digests.json", {name: one for name, one in digests.items() if "taxonomy_tree" not in name})
+    (run / "assets" / "taxonomy_tree.json").unlink()
+    with pytest.raises(UserError, match=r"holds no taxonomy_tree\.json"):
+        bundle_of_run(run)
 
 
 def test_which_runs_a_config_names(saved, tmp_path):

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from linnaeus_jax.models.heads import HeadSpec
 from linnaeus_jax.weights import coverage as cov
 from linnaeus_jax.weights.exporting import torch_state
 from linnaeus_jax.weights.files import read_state
+from linnaeus_jax.weights.formats.linnaeus import _with_copied_heads
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.weights.helpers import (
     CLASSES,
@@ -48,6 +50,13 @@ def test_names_shapes_and_layouts_are_those_of_the_original(fixtures, family):
     kinds = {name: str(array.dtype) for name, array in state.items() if array.dtype != np.float32}
     assert set(kinds.values()) <= {"int64"}
     assert all(name.endswith(("num_batches_tracked", "relative_position_index")) for name in kinds)
+
+
+def test_matrices_between_ranks_are_made_for_heads_that_have_them():
+    """Of 60,000 classes in as many genera they would take 14 GB."""
+    parents = {"taxa_L10": np.arange(60_000)}
+    specs = [HeadSpec(task, 60_000, "PathSoftmax", ()) for task in ("taxa_L10", "taxa_L20")]
+    assert _with_copied_heads({}, specs, parents) == {}
 
 
 def test_buffers_of_the_original():

@@ -134,7 +134,7 @@ def _taxonomy(saved: SavedWeights, directory: RunDirectory) -> Taxonomy:
     classes = {task: np.asarray(ids, np.int64) for task, ids in saved.classes.items()}
     null_possible = bool(len(classes[tasks[0]])) and int(classes[tasks[0]][0]) == 0
     sizes = {task: len(ids) for task, ids in classes.items()}
-    if not saved.parents:
+    if saved.parents is None:
         raise UserError(
             f"{directory.assets} holds no taxonomy_tree.json; the run was made by an earlier version: train it again"
         )

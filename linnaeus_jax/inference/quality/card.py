@@ -85,11 +85,11 @@ def _accuracies(measured: Measured) -> dict[str, NDArray[np.float64]]:
 
 
 def _head(bundle: Bundle) -> str:
-    facts = bundle.facts
-    return (
-        f"# {one_cell(str(facts.get('title') or 'A model'))}\n\nA model that names the taxon in a picture at "
-        f"{len(bundle.tasks)} ranks that agree with each other: {', '.join([*bundle.taxonomy.ranks.values()][::-1])}."
-    )
+    ranks = [rank for _, rank in bundle.taxonomy.coarse_first]
+    which = f"{len(ranks)} ranks that agree with each other: {', '.join(ranks)}"
+    which = which if len(ranks) > 1 else f"one rank: {ranks[0]}"
+    title = one_cell(str(bundle.facts.get("title") or "A model"))
+    return f"# {title}\n\nA model that names the taxon in a picture at {which}."
 
 
 def _use(bundle: Bundle) -> str:
@@ -176,7 +176,11 @@ def _subsets(bundle: Bundle, measured: Measured) -> str:
         return ""
     text = table(("subset of", "", "rows", *(f"{rank}, %" for _, rank in bundle.taxonomy.coarse_first)), rows, left=2)
     rarity = any(row[0] == "rarity" for row in rows)
-    note = " Rarity is by training rows of the species: `lt_p1` are the rarest." if rarity else ""
+    note = (
+        f" Rarity is by training rows of the {bundle.taxonomy.ranks[bundle.tasks[0]]}: `lt_p1` are the rarest."
+        if rarity
+        else ""
+    )
     return f"### By subset\n\nAccuracy of the path.{note}\n\n{text}"
 
 

@@ -228,6 +228,8 @@ def _with_copied_heads(
 ) -> dict[str, np.ndarray]:
     """Hierarchical heads under the original's names: all levels in every one of them."""
     result = dict(arrays)
+    if not any(spec.type in LEVEL_LISTS for spec in specs):
+        return result
     matrices = {}
     for fine, coarse in itertools.pairwise(specs):
         if fine.task in parents:
