@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import resource
 import select
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from linnaeus_jax.inference.server.connections import PIPELINED
+from linnaeus_jax.inference.server.connections import PIPELINED, Seldom
 from linnaeus_jax.inference.server.requests import Limits
 from linnaeus_jax.inference.server.serving import server_of
 
@@ -239,3 +243,69 @@ def test_who_does_not_read_the_answer_is_disconnected(port):
         while mine in open_at(port):
             assert time.monotonic() < deadline, "the answer is kept for it"
             time.sleep(0.1)
+
+
+def request(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+
+
+OTHER_PROTOCOLS = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # TLS
+    bytes(100),
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    request("/")[:-2] + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n\r\n",
+    request("/")[:-2] + b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAA\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nabc",
+)
+
+
+@pytest.mark.parametrize("path", ["/at-once", "/", "/large", "/never"])
+def test_clients_that_leave_write_nothing_into_the_log(port, caplog, path):
+    for reset in (True, False):
+        for delay in (0.0, 0.02):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                if reset:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(30 * request(path))
+                time.sleep(delay)
+    time.sleep(0.2)
+    assert not caplog.records
+
+
+def test_other_protocols_write_nothing_into_the_log(port, caplog):
+    for sent in OTHER_PROTOCOLS:
+        for half_closed in (True, False):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(sent)
+                if half_closed:
+                    client.shutdown(socket.SHUT_WR)
+                time.sleep(0.02)
+    time.sleep(0.1)
+    assert not caplog.records
+
+
+def test_an_error_that_clients_can_repeat_is_logged_once_in_a_while(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seldom, passed = Seldom(60.0), []
+
+    def log(error: BaseException, line: int = 1) -> None:
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "x.py", line, "failed %d", (3,), None)
+        try:
+            raise error
+        except BaseException:
+            record.exc_info = sys.exc_info()  # type: ignore[assignment]
+        if seldom.filter(record):
+            passed.append(record.getMessage())
+
+    for _ in range(50):
+        log(RuntimeError("a"))
+    assert passed == ["failed 3"]
+    log(KeyError("a"))
+    log(RuntimeError("a"), line=2)
+    log(asyncio.CancelledError())
+    assert len(passed) == 3
+    now[0] = 61.0
+    log(RuntimeError("a"))
+    assert passed[3] == "failed 3 (and 49 times before)"

@@ -6,7 +6,12 @@ headers, or that does not read its answer, would keep its connection and its mem
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import math
+import time
+import traceback
 from http import HTTPStatus
 from typing import Any
 
@@ -20,6 +25,44 @@ LOOK_EVERY = 0.5
 PIPELINED = 32
 #: seconds that a connection which the server has closed has for reading what was sent
 LINGER = 5.0
+
+
+class Seldom(logging.Filter):
+    """Passes one record of each kind in some time, with how many there were since, so that no client can fill the log.
+
+    A kind is a line of code, with the line that raised the error that is logged; requests that are cancelled when the
+    server stops have none.
+    """
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._seen: dict[Any, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, asyncio.CancelledError):
+            return False
+        where: Any = None
+        for frame, line in traceback.walk_tb(error.__traceback__ if error else None):
+            where = frame.f_code, line
+        kind, now = (record.pathname, record.lineno, type(error), where), time.monotonic()
+        last, held = self._seen.get(kind, (-math.inf, 0))
+        if now - last < self._seconds:
+            self._seen[kind] = last, held + 1
+            return False
+        self._seen[kind] = now, 0
+        if held:
+            record.msg, record.args = f"{record.getMessage().rstrip()} (and {held} times before)", ()
+        return True
+
+
+def limit_logs() -> None:
+    """Puts `Seldom` before what the server's libraries log."""
+    for name in ("uvicorn.error", "asyncio"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, Seldom) for each in logger.filters):
+            logger.addFilter(Seldom())
 
 
 class TooMuch(ValueError):
@@ -44,6 +87,7 @@ class Connection(HttpToolsProtocol):
         #: bytes of line, headers and trailers: of those that are complete; that came after the last complete part
         self._complete = self._unfinished = 0
         self._moved = self._asking = self._in_head = self._closing = False
+        self._answering: Any = None  # of several requests the first, while `cycle` is the last
 
     @property
     def works(self) -> bool:
@@ -63,6 +107,17 @@ class Connection(HttpToolsProtocol):
             min(waiting, key=lambda each: each.since).transport.abort()
         else:
             self._refuse(503, f"{len(others)} connections are at work; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._answering is not None:  # uvicorn tells the last request alone; the others would be written to nobody
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():

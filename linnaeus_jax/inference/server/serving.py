@@ -33,7 +33,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.server.access import HEALTH, Access
 from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
-from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with
+from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with, limit_logs
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server.information import Health, Known, ModelInformation
@@ -331,6 +331,7 @@ class _Server(uvicorn.Server):
 
 def server_of(app: FastAPI, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """What serves the application with `run(sockets=[...])`; `ready` is called once requests are answered."""
+    limit_logs()
     limits: Limits = app.state.service.limits
     config = uvicorn.Config(
         app,
