@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,13 +25,14 @@ from numpy.typing import NDArray
 import linnaeus_jax
 from linnaeus_jax.building.scan.findings import SHOWN
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, PROVENANCE, label_checksums, other_contents, others
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
-from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
+from linnaeus_jax.data.image_checks import checksum, write_checksums
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import json_text, replaced_file, sync, sync_tree
-from linnaeus_jax.reading.labelled_pictures import PROVENANCE, default_extension, open_pictures
+from linnaeus_jax.reading.labelled_pictures import default_extension, open_pictures
 from linnaeus_jax.reading.paths import SafeFolder, UnsafePathError
 from linnaeus_jax.reading.text import printable
 
@@ -148,16 +150,21 @@ def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path
                     "missing": missing,
                 }
             )
-            done = 0
+            checksums: list[int] = []
 
-            def read(rows: range) -> bytes:
-                return b"".join(_read(safe, identifiers, row, int(sizes[row]), options) for row in rows)
+            def read(rows: range) -> list[bytes]:
+                return [_read(safe, identifiers, row, int(sizes[row]), options) for row in rows]
 
-            for rows, content in zip(_pieces(offsets), in_order(read, _pieces(offsets), threads=THREADS)):
-                if content:
+            for rows, contents in zip(_pieces(offsets), in_order(read, _pieces(offsets), threads=THREADS)):
+                if content := b"".join(contents):
                     data[offsets[rows.start] : offsets[rows.stop]] = np.frombuffer(content, np.uint8)
-                done += len(rows)
-                options.progress(done, len(identifiers))
+                checksums += map(zlib.crc32, contents)
+                options.progress(len(checksums), len(identifiers))
+            write_checksums(file, checksums)
+        expected, found, rows_read = label_checksums(str(labels)), np.array(checksums, np.uint32), np.flatnonzero(sizes)
+        other = others(expected, rows_read, found[rows_read], encoded=True)
+        if other is not None and len(other):
+            raise UserError(other_contents(str(folder), str(labels), other, len(rows_read)))
     return PackReport(out, len(identifiers) - missing, total, missing)
 
 

@@ -50,6 +50,11 @@ class StoredImages:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._where, self._shape), {"checks": self.checks}
 
+    @property
+    def checksums(self) -> NDArray[np.uint32] | None:
+        """CRC-32 of the pixels of each row, uint32 [N], of a file that has them."""
+        return None if self.checks is None else self.checks.expected
+
     def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
         check_rows(rows, len(self), self.path)
         self._read(rows, out)

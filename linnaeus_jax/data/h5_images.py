@@ -30,7 +30,7 @@ from linnaeus_jax.data.h5_direct import (
 )
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import RowChecks
+from linnaeus_jax.data.image_checks import CHECKSUMS, RowChecks, read_checksums
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, check_rows
 from linnaeus_jax.data.labels_file import damage_told, validated_dataset, values_of
 from linnaeus_jax.files import FILES_ONLY
@@ -117,6 +117,17 @@ class JoinedImages:
                 (start, stop), first = self.runs.starts[run : run + 2].tolist(), int(self.runs.first[run])
                 of_part[first : first + stop - start] = expected[start:stop]
             part.checks = RowChecks(part.path, of_part)
+
+    @property
+    def checksums(self) -> NDArray[np.uint32] | None:
+        """See `StoredImages.checksums`; of the parts, where all of them have some."""
+        of_parts = [part.checksums for part in self.parts]
+        known = [each for each in of_parts if each is not None]
+        if len(known) < len(of_parts):
+            return None
+        part, within = self.runs.locate(np.arange(len(self)))
+        first = np.cumsum([0, *map(len, known)])
+        return np.concatenate(known)[first[part] + within]
 
     @property
     def copies_only(self) -> bool:
@@ -313,7 +324,8 @@ def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
 class PackedImages(EncodedImages):
     """Encoded images in one HDF5 file: contiguous `image_bytes` uint8 [total], `image_offsets` int64 [N + 1].
 
-    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read where it lies in the file.
+    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read where it lies in the file; `checksums` are those
+    of its file, uint32 [N], if there are any.
 
     Raises:
       ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.
@@ -334,6 +346,7 @@ class PackedImages(EncodedImages):
             if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != data.size or (np.diff(offsets) < 0).any():
                 raise InputError(f"{path}: image_offsets must ascend from 0 to the {data.size} bytes of image_bytes")
             self._offsets = offsets
+            self.checksums = read_checksums(file, path, len(offsets) - 1) if CHECKSUMS in file else None
             self._bytes = _packed_bytes(path, data) if data.size else None
 
     def __len__(self) -> int:

@@ -1,13 +1,11 @@
-"""What a file of pictures says of itself: a checksum of every raw picture, and whose identifiers its rows belong to.
+"""A checksum of every picture in a file of pictures.
 
-`image_crc32` uint32 [N] beside `images` is the CRC-32 of the pixels of each row; a picture is compared where it is read
-for the first time. The attribute `sha256_of_identifiers` of the file is the `TextDigest` of the identifiers of the
-labels file, in order. Both may be absent.
+`image_crc32` uint32 [N], optional, is the CRC-32 of the pixels of each row, or of its bytes in a file of encoded
+pictures. Pixels are compared where they are read for the first time; `alignment` compares both with a labels file.
 """
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,18 +14,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.labels_file import attribute, text_of, validated_dataset, values_of
-from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.data.labels_file import validated_dataset, values_of
 
-CHECKSUMS, IDENTIFIERS_DIGEST = "image_crc32", "sha256_of_identifiers"
+CHECKSUMS = "image_crc32"
 SHOWN = 5
-
-log = logging.getLogger("linnaeus_jax.data")
-
-
-class MisalignedError(UserError, InputError):
-    """Pictures of other identifiers than those of the labels file."""
 
 
 class DamagedPixelsError(OSError):
@@ -40,8 +30,14 @@ def checksum(image: NDArray[np.uint8]) -> int:
 
 
 def write_checksums(file: h5py.File, checksums: Iterable[int]) -> None:
-    """Into a file of raw pictures, one for each row."""
+    """Into a file of pictures, one for each row."""
     file[CHECKSUMS] = np.fromiter(checksums, np.uint32)
+
+
+def read_checksums(file: h5py.File, path: Path, rows: int) -> NDArray[np.uint32]:
+    """uint32 [rows] of a file that has them; ValueError where they are damaged, or as many as other rows."""
+    stored = validated_dataset(file, str(path), CHECKSUMS, rows, kinds="u", dims=(1,), like="images")
+    return values_of(stored, str(path)).astype(np.uint32)
 
 
 class RowChecks:
@@ -61,8 +57,7 @@ class RowChecks:
         """Those of the dataset of pictures of a file; None where it has none."""
         if CHECKSUMS not in images.file or images.name != "/images":
             return None
-        stored = validated_dataset(images.file, str(path), CHECKSUMS, len(images), kinds="u", dims=(1,), like="images")
-        return cls(path, values_of(stored, str(path)).astype(np.uint32))
+        return cls(path, read_checksums(images.file, path, len(images)))
 
     def compare(self, rows: NDArray[np.int64], out: NDArray[np.uint8], places: NDArray[np.int64] | range) -> None:
         """Compares the pictures out[places] of some rows, of those that were not compared before.
@@ -81,24 +76,3 @@ class RowChecks:
                 f"was changed; copy or build it again (or, if you changed them, remove its dataset {CHECKSUMS!r})"
             )
         self._seen[rows] = True
-
-
-def stored_identifiers_digest(file: h5py.File) -> str:
-    """The digest of the identifiers that the rows of a file of pictures belong to; "" where it does not say."""
-    return text_of(attribute(file, IDENTIFIERS_DIGEST, ""))
-
-
-def misaligned(path: Path, stored: str, labels: str, digest: str) -> str:
-    """What is wrong where a file of pictures belongs to other identifiers than a labels file has; "" for nothing.
-
-    Args:
-      stored: digest that the file of pictures holds, "" for none.
-      digest: that of the labels file.
-    """
-    if stored in ("", digest):
-        return ""
-    return (
-        f"{path} belongs to other identifiers, or another order of them, than those of {labels}, so that its pictures "
-        "are not those of the labels; give the file that was built or packed with these labels, or pack the pictures "
-        f"again (or, if you only renamed them, remove its attribute {IDENTIFIERS_DIGEST!r})"
-    )

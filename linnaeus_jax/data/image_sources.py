@@ -17,9 +17,8 @@ import numpy as np
 
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
+from linnaeus_jax.data.alignment import MisalignedError, misalignment
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import MisalignedError, misaligned, stored_identifiers_digest
 from linnaeus_jax.data.images import (
     EncodedImages,
     ImageFiles,
@@ -50,35 +49,26 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
       FileNotFoundError: no such file or directory.
       OSError: a truncated or damaged file.
       InputError: an HDF5 file lacks the dataset; wrong dtype, shape or number of images; an unknown kind.
-      MisalignedError: images of other identifiers.
+      MisalignedError: images of other identifiers or contents than those of the labels file.
     """
     make = IMAGE_SOURCES[kind]
     with IMAGE_SOURCES.plugin_errors(kind):
         source: ImageSource = make(files, **(options or {}))
+    if len(files.table) and len(source) != len(files.table):
+        raise InputError(
+            f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
+            "row-aligned"
+        )
+    if kind in ("h5", "folder") and isinstance(files.table, LabelTable):
+        if problem := misalignment(files.path, source, files.table.path):
+            raise MisalignedError(problem)
     preprocessing = files.preprocessing
     if input_dtype(source) == np.uint8 and source.image_shape != (*preprocessing.size, 3):
         side, how = preprocessing.size[0], preprocessing.resizing
         logger.info("%s: resizing to data.img_size %d (%s) while reading", files.path, side, how)
         resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages
         source = resized(source, preprocessing)
-    if len(files.table) and len(source) != len(files.table):
-        raise InputError(
-            f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
-            "row-aligned"
-        )
-    if kind == "h5" and isinstance(files.table, LabelTable):
-        _check_identifiers(files.path, files.table)
     return source
-
-
-def _check_identifiers(path: Path, table: LabelTable) -> None:
-    """Raises MisalignedError where a file of pictures says that its rows belong to other identifiers."""
-    with open_hdf5(path) as file:
-        stored = stored_identifiers_digest(file)
-    if not stored:
-        logger.info("%s: no digest of identifiers: that its rows are those of %s is not checked", path, table.path)
-    elif problem := misaligned(path, stored, table.path, table.identifiers_digest):
-        raise MisalignedError(problem)
 
 
 def open_split(

@@ -30,7 +30,7 @@ def sampled_rows(rows: NDArray[np.int64], most: int = ROWS) -> NDArray[np.int64]
 
 def picture_sample(images: ImageSource, rows: NDArray[np.int64]) -> dict[str, Any]:
     """What is kept of the pictures of some rows, as JSON types: how they are stored, the sampled rows and a digest of
-    each of these pictures, "" for one that cannot be read now.
+    each of these pictures, "" for one that cannot be read now; and one of the checksums of all rows, "" without them.
 
     Raises:
       DamagedPixelsError: of raw pictures with checksums.
@@ -40,6 +40,8 @@ def picture_sample(images: ImageSource, rows: NDArray[np.int64]) -> dict[str, An
     found: dict[str, Any] = {"stored": _ENCODED if isinstance(source, EncodedImages) else _PIXELS}
     if not isinstance(source, EncodedImages):
         found |= {"shape": list(source.image_shape), "dtype": str(input_dtype(source))}
+    checksums = getattr(source, "checksums", None)
+    found["checksums"] = "" if checksums is None else hashlib.sha256(checksums[np.sort(rows)].tobytes()).hexdigest()
     return found | {"rows": chosen.tolist(), "digests": [_digest(source, row) for row in chosen.tolist()]}
 
 
@@ -76,3 +78,5 @@ def sample_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) ->
             f"{len(other)} of {len(compared)} pictures that were compared are others than when it was made, or in "
             f"another order, the first in row {other[0]}"
         )
+    elif stored.get("checksums") and current.get("checksums") and stored["checksums"] != current["checksums"]:
+        yield f"other checksums than when it was made, though the {len(compared)} that were compared are the same"

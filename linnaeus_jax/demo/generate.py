@@ -33,7 +33,8 @@ from linnaeus_jax.data.encodings import (
     unit_sphere,
 )
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, checksum, write_checksums
+from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, LABEL_CHECKSUMS, PIXELS
+from linnaeus_jax.data.image_checks import checksum, write_checksums
 from linnaeus_jax.data.labels import read_identifiers_digest
 from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
@@ -364,9 +365,12 @@ def write_demo(
         # the labels come last: their presence says that the set is complete
         with replaced_file(directory / "labels.h5", large=True) as labels:
             _write_labels(labels, columns, parameters)
+            checksums = np.array([checksum(image) for image in images], np.uint32)
+            with h5py.File(labels, "r+") as file:
+                file[f"{LABEL_CHECKSUMS}/{PIXELS}"] = checksums
             with replaced_file(directory / "images.h5", large=True) as partial, h5py.File(partial, "w") as file:
                 file.create_dataset("images", data=images)
-                write_checksums(file, map(checksum, images))
+                write_checksums(file, checksums)
                 file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
     return _summary(directory, observations, parameters, not complete)
 

@@ -33,7 +33,6 @@ from linnaeus_jax.learning.augmentation import augment, normalize
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.processes import fail_on_all
 from linnaeus_jax.run.watchdog import Watchdog
@@ -165,7 +164,7 @@ def spec_of(experiment: Experiment, split: Split, weights: str) -> StoredSpec:
         "preprocessing": dataclasses.asdict(objective.preprocessing),
         "augmentation": dataclasses.asdict(objective.augmentation) if views > 1 else None,
         "seed": objective.seed if views > 1 else None,
-        "rows": training_rows(split),
+        "rows": hashlib.sha256(split.rows.tobytes()).hexdigest(),  # not their labels, of which nothing here is made
         "pictures": picture_sample(inputs.images[split.name], split.rows),
     }
     key = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,17 +18,24 @@ from linnaeus_jax.building.scan.columns import repeated_rows
 from linnaeus_jax.building.scan.findings import SHOWN, DamagedError
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.alignment import (
+    IDENTIFIERS_DIGEST,
+    PROVENANCE,
+    label_checksums,
+    misalignment,
+    other_contents,
+    others,
+)
 from linnaeus_jax.data.decoding import image_size, read_image
 from linnaeus_jax.data.h5_direct import ChunkedImages, StoredImages
 from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST
 from linnaeus_jax.data.images import EncodedImages, FolderImages, ImageReadError, ImageSource
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.verify_images import missing_rows
-from linnaeus_jax.reading.labelled_pictures import PROVENANCE, default_extension, misalignment, open_pictures
+from linnaeus_jax.reading.labelled_pictures import default_extension, open_pictures
 
 DECODE = ("all", "sample", "none")
 #: side that a picture is decoded to when it is only checked; JPEG is read to its end at any scale
@@ -154,15 +162,13 @@ class Pictures:
         reader = type(self.source).__name__
         return PictureFacts(str(self.path), self.storage, reader, self.count, missing=len(self.missing))
 
-    def misalignment(self) -> Iterator[Found]:
-        """What is wrong where they belong to other identifiers."""
-        if self.storage != "folder" and self.aligned:
-            try:
-                problem = misalignment(self.path, self.file.path)
-            except ValueError as error:
-                problem = str(error)
-            if problem:
-                yield Found(fields={"problem": problem})
+    @cached_property
+    def misalignment(self) -> str:
+        """What is wrong where they belong to other identifiers or contents; "" for nothing."""
+        try:
+            return misalignment(self.path, self.source, str(self.file.path)) if self.aligned else ""
+        except ValueError as error:
+            return str(error)
 
     def says_nothing(self) -> bool:
         """Whether a file does not say whose pictures it holds."""
@@ -203,7 +209,7 @@ class Pictures:
     CHECKS: ClassVar = (
         error("image_count", "{it.path}: {it.count} pictures for {it.file.rows} rows; both must be row-aligned",
               lambda it: it.count != it.file.rows),
-        error("alignment", "{problem}", misalignment),
+        error("alignment", "{it.misalignment}", lambda it: bool(it.misalignment)),
         note("alignment", "{it.path}: it does not say whose pictures it holds, so that nobody knows whether its rows "
              "are those of {it.file.path}; tools.pack writes it", says_nothing),
         note("checksums", "{it.path}: no checksums of its pictures, so that damaged pixels are not seen; tools.pack "
@@ -222,12 +228,13 @@ class Pictures:
 
 @dataclass(frozen=True)
 class _Look:
-    """One picture: its size, hash of its content, length in bytes; or why it cannot be read."""
+    """One picture: its size, hash and CRC-32 of its content, length in bytes; or why it cannot be read."""
 
     row: int
     size: tuple[int, int] = (0, 0)
     content: int = 0
     length: int = 0
+    crc: int = 0
     is_blank: bool = False
     is_empty: bool = False
     reason: str = ""
@@ -251,6 +258,7 @@ class ReadPictures:
             rows = np.sort(np.random.default_rng(0).choice(rows, asked.sample, replace=False))
         self.pictures, self.checked, self.bytes = pictures, rows, 0
         self.size, self.content = np.zeros((pictures.count, 2), np.int32), np.zeros(pictures.count, np.int64)
+        self.crc = np.zeros(pictures.count, np.uint32)
         self.empty, self.failed, self.blank = list[int](), list[int](), list[int]()
         self.reasons: list[str] = []
         done = 0
@@ -269,7 +277,7 @@ class ReadPictures:
             self.failed.append(look.row)
             self.reasons += [look.reason] if len(self.reasons) < SHOWN else []
         else:
-            self.size[look.row], self.content[look.row] = look.size, look.content
+            self.size[look.row], self.content[look.row], self.crc[look.row] = look.size, look.content, look.crc
             self.bytes += look.length
             self.blank += [look.row] if look.is_blank else []
 
@@ -310,7 +318,18 @@ class ReadPictures:
             file, aligned = self.pictures.file, self.pictures.aligned
             yield Found(rows, file.texts(IDENTIFIERS, rows[:SHOWN]) if aligned else [])
 
+    def of_others(self) -> Iterator[Found]:
+        """Rows that are not what the labels file was built with, where that was not seen before they were read."""
+        pictures = self.pictures
+        if pictures.aligned and not pictures.misalignment:
+            expected, encoded = label_checksums(str(pictures.file.path)), isinstance(pictures.source, EncodedImages)
+            rows = others(expected, self.checked, self.crc[self.checked], encoded=encoded)
+            if rows is not None and len(rows):
+                text = other_contents(str(pictures.path), str(pictures.file.path), rows, len(self.checked))
+                yield Found(rows, fields={"problem": text})
+
     CHECKS: ClassVar = (
+        error("alignment", "{problem}", of_others),
         error("missing_image", "{n} of {it.pictures.count} rows have no picture (0 bytes)",
               lambda it: np.array(it.empty)),
         error("unreadable_image", "{n} of {it.checked.size} pictures cannot be read", unreadable),
@@ -333,4 +352,5 @@ def _look(source: ImageSource, row: int) -> _Look:
         return _Look(row, reason=str(error))
     # a hash that is never 0; hashlib lets other threads work meanwhile
     content = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True) or 1
-    return _Look(row, (size[0], size[1]), content, len(data), bool((image == image[:1, :1]).all()))
+    is_blank = bool((image == image[:1, :1]).all())
+    return _Look(row, (size[0], size[1]), content, len(data), zlib.crc32(data), is_blank)

@@ -24,7 +24,8 @@ from linnaeus_jax.building.steps.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import IDENTIFIERS_DIGEST, write_checksums
+from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST
+from linnaeus_jax.data.image_checks import write_checksums
 from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
 from linnaeus_jax.files import locked, make_directory, sync, sync_tree, write_json
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, Progress
@@ -176,6 +177,8 @@ def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome])
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
     with open_hdf5(path, "r+") as file:
         file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if all(outcome.crc for outcome in used):  # the journal of an earlier version has none
+            write_checksums(file, (outcome.crc for outcome in used))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from linnaeus_jax.building.steps.pixels import Outcome
 from linnaeus_jax.building.steps.plan import BuildPlan
 from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits
 from linnaeus_jax.building.steps.starter_config import starter_config
+from linnaeus_jax.data.alignment import FILES, PIXELS, STORED
 from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.files import write_atomically, write_json
@@ -60,6 +61,7 @@ class Finished:
       warnings: what a person should know, one line each.
       tables: name of a CSV file -> its rows.
       rows, split: the used rows of the source, int64 [N], and where they fall, uint8 [N].
+      checksums: uint32 [N] each, see `data/alignment.py`.
     """
 
     totals: dict[str, Any]
@@ -68,6 +70,7 @@ class Finished:
     rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     split: NDArray[np.uint8] | None = None
     observations: Observations | None = None
+    checksums: Mapping[str, NDArray[np.uint32]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, out: Path) -> Finished:
@@ -161,7 +164,16 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
             f"{unsure.height} dates such as {unsure['value'][0]} count as unknown, since either number may be the day; "
             "give --day-first or --no-day-first"
         )
-    return Finished(totals, tuple(warnings), tables, rows, split, observations)
+    checksums = _checksums(plan, [outcome for outcome in outcomes if not outcome.reason])
+    return Finished(totals, tuple(warnings), tables, rows, split, observations, checksums)
+
+
+def _checksums(plan: BuildPlan, used: Sequence[Outcome]) -> dict[str, NDArray[np.uint32]]:
+    """By kind; a kind is left out where the journal of an earlier version has none of it."""
+    found = {FILES: [outcome.file_crc for outcome in used]}
+    if form := {"raw": PIXELS, "jpeg": STORED}.get(plan.options.images):
+        found[form] = [outcome.crc for outcome in used]
+    return {kind: np.array(values, np.uint32) for kind, values in found.items() if all(values)}
 
 
 def _details(plan: BuildPlan, outcomes: Sequence[Outcome], failed: NDArray[np.int64]) -> tuple[list[str], list[str]]:
@@ -384,6 +396,7 @@ def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
         finished.split,
         plan.provenance | {"totals": finished.totals},
         images,
+        finished.checksums,
         "Built from the pictures and records of a user; see config_json for the sources and options",
     )
 

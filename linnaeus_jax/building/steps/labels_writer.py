@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.observations import EncodedColumn
+from linnaeus_jax.data.alignment import LABEL_CHECKSUMS
 from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.labels_file import IDENTIFIERS, RANK_PLACE, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
@@ -45,6 +46,7 @@ class LabelsContent:
     split: NDArray[np.uint8] | None
     provenance: Mapping[str, Any]
     images: Mapping[str, Any]
+    checksums: Mapping[str, NDArray[np.uint32]]
     notes: str = field(default="")
 
 
@@ -80,6 +82,8 @@ def write_labels(path: Path, content: LabelsContent) -> None:
         group.create_group("notes").attrs["description"] = content.notes
         group.create_group("ibridaDB").attrs["release"] = ""
         group.create_group("image_processing").attrs.update(content.images)
+        for kind, values in content.checksums.items():
+            _write_numbers(file, f"{LABEL_CHECKSUMS}/{kind}", values)
 
 
 def _write_numbers(file: h5py.File, name: str, values: NDArray[Any]) -> h5py.Dataset:

@@ -41,7 +41,8 @@ class Outcome(NamedTuple):
     stored: int = 0  # bytes
     reason: str = ""
     detail: str = ""
-    crc: int = 0  # of raw pixels, see `data/image_checks.py`
+    crc: int = 0  # of what is stored: raw pixels or encoded bytes, see `data/image_checks.py`
+    file_crc: int = 0  # of the bytes of the file, see `data/alignment.py`
 
 
 @dataclass
@@ -151,16 +152,18 @@ class _Batch:
             self.data.append(b"")
             try:
                 data = read_file(path)
-                digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+                digest, file_crc = hashlib.blake2b(data, digest_size=16).hexdigest(), zlib.crc32(data)
                 self.data[i] = store(data, options, None if self.pixels is None else self.pixels[i])
             except (OSError, ValueError, cv2.error) as error:
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.outcomes.append(Outcome(reason=UNREADABLE_PICTURE, detail=text))
                 continue
             if self.pixels is None:
-                self.outcomes.append(Outcome(digest, len(self.data[i])))
+                crc = zlib.crc32(self.data[i])
+                self.outcomes.append(Outcome(digest, len(self.data[i]), crc=crc, file_crc=file_crc))
             else:
-                self.outcomes.append(Outcome(digest, self.pixels[i].nbytes, crc=checksum(self.pixels[i])))
+                crc = checksum(self.pixels[i])
+                self.outcomes.append(Outcome(digest, self.pixels[i].nbytes, crc=crc, file_crc=file_crc))
 
     def write(self, stream: StreamedBytes | None, seen: dict[str, int], first: int) -> list[Outcome]:
         """Marks duplicates, appends what is kept, in order; returns the outcomes. `checksum` is then that of the data.

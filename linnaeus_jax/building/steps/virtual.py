@@ -52,7 +52,7 @@ def write_virtual_images(path: Path, parts: Sequence[Part]) -> None:
             place += source.shape[0]
         with h5py.File(path, "w") as file:
             file.create_virtual_dataset(name, layout)
-            if not packed and all(CHECKSUMS in part for part in opened):
+            if all(CHECKSUMS in part for part in opened):
                 write_checksums(
                     file,
                     np.concatenate([one[CHECKSUMS][:][part.used] for one, part in zip(opened, parts, strict=True)]),
