@@ -3,6 +3,9 @@
 A file holds float16 [rows, views, ...] in the order of a split, NaN for a picture that could not be read. Beside it
 stands a journal, whose first line says what the numbers follow from and each further line up to which row they are
 written, with a CRC-32. What the journal names is whole, so that a process may be ended at any moment and go on.
+
+Both are written under names with ".partial", and get their own when they are complete. From then on nothing changes
+them, since other runs may read them: where they are damaged, new ones take their place.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.file_bytes import FileBytes
 from linnaeus_jax.data.images import check_rows
-from linnaeus_jax.files import crc32_of, journal_entries, json_text
+from linnaeus_jax.files import crc32_of, journal_entries, json_text, sync
 
 logger = logging.getLogger("linnaeus_jax.data")
 
@@ -70,7 +74,13 @@ class StoredFile:
     def __init__(self, path: Path, spec: StoredSpec) -> None:
         self.path, self.spec = path, spec
         self._journal = path.with_suffix(".jsonl")
-        self.done, whole = self._found()
+        self._partial = [file.with_name(f"{file.name}.partial") for file in (path, self._journal)]
+        self.done, whole = self._found(path, self._journal)
+        if self.done == spec.rows:
+            return
+        source, (done, whole_partial) = (path, self._journal), self._found(*self._partial)
+        if done >= self.done:
+            source, self.done, whole = tuple(self._partial), done, whole_partial
         missing = (spec.rows - self.done) * spec.row_bytes
         free = shutil.disk_usage(path.parent).free
         if missing > free:
@@ -78,26 +88,25 @@ class StoredFile:
                 f"{path}: {missing / 1e9:.2f} GB are to be stored and {free / 1e9:.2f} GB are free; make room, lower "
                 "train.tune_views, or train with train.tune='full'"
             )
-        if self.done < spec.rows:
-            self._begin(whole)
+        self._begin(*source, whole)
 
-    def _found(self) -> tuple[int, int]:
-        """Rows that the journal names and whose bytes are as it says, and its bytes up to there."""
-        if not self._journal.exists():
+    def _found(self, path: Path, journal: Path) -> tuple[int, int]:
+        """Rows that a journal names and whose bytes are as it says, and its bytes up to there."""
+        if not journal.exists():
             return 0, 0
         with contextlib.ExitStack() as stack:
-            entries = journal_entries(stack.enter_context(self._journal.open("rb")))
+            entries = journal_entries(stack.enter_context(journal.open("rb")))
             whole, known = next(entries, (0, None))
             if known != self._header:
-                logger.info("%s: of other weights, pictures or settings; it is made anew", self.path)
+                logger.info("%s: of other weights, pictures or settings; it is made anew", path)
                 return 0, 0
-            data = stack.enter_context(self.path.open("rb")) if self.path.exists() else io.BytesIO()
+            data = stack.enter_context(path.open("rb")) if path.exists() else io.BytesIO()
             done = 0
             for end, entry in entries:
                 rows, crc = _piece(entry)
                 size = (rows - done) * self.spec.row_bytes
                 if not done < rows <= self.spec.rows or crc32_of(data, size) != crc:
-                    logger.warning("%s: rows from %d on are not what was written; they are made anew", self.path, done)
+                    logger.warning("%s: rows from %d on are not what was written; they are made anew", path, done)
                     break
                 done, whole = rows, end
         return done, whole
@@ -106,12 +115,17 @@ class StoredFile:
     def _header(self) -> dict[str, Any]:
         return {**asdict(self.spec), "shape": list(self.spec.shape)}
 
-    def _begin(self, whole: int) -> None:
-        with self._journal.open("ab") as file:
+    def _begin(self, path: Path, journal: Path, whole: int) -> None:
+        """Cuts the unfinished files to what is whole, or begins them with what is whole of finished ones."""
+        partial, partial_journal = self._partial
+        if path != partial and self.done:
+            shutil.copyfile(path, partial)
+            shutil.copyfile(journal, partial_journal)
+        with partial_journal.open("ab") as file:
             file.truncate(whole)
             if not whole:
                 file.write(json_text(self._header, sort_keys=True).encode() + b"\n")
-        with self.path.open("ab") as file:
+        with partial.open("ab") as file:
             file.truncate(self.done * self.spec.row_bytes)
 
     def append(self, values: np.ndarray) -> None:
@@ -119,10 +133,15 @@ class StoredFile:
         data = np.ascontiguousarray(values, DTYPE)
         if data.shape[1:] != (self.spec.views, *self.spec.shape) or self.done + len(data) > self.spec.rows:
             raise ValueError(f"{data.shape} does not continue {self.done} rows of {self.spec}")
-        self._append(self.path, data.data)
+        partial, journal = self._partial
+        self._append(partial, data.data)
         self.done += len(data)
         line = json_text({"rows": self.done, "crc32": zlib.crc32(data.data)})
-        self._append(self._journal, f"{line}\n".encode())
+        self._append(journal, f"{line}\n".encode())
+        if self.done == self.spec.rows:
+            os.replace(partial, self.path)
+            os.replace(journal, self._journal)
+            sync(self.path.parent)
 
     @staticmethod
     def _append(path: Path, data: bytes | memoryview) -> None:
@@ -157,7 +176,7 @@ class StoredInputs:
         self.image_shape, self.views = spec.shape, spec.views
         self._place = np.full(dataset_rows, -1, np.int64)
         self._place[rows] = np.arange(len(rows))
-        self._values: np.memmap[Any, np.dtype[np.float16]] | None = None
+        self._file: FileBytes | None = None
 
     def __len__(self) -> int:
         return len(self._place)
@@ -168,18 +187,20 @@ class StoredInputs:
         Raises:
           IndexError: a row of another split.
         """
-        if self._values is None:
-            shape = (self.spec.rows * self.views, *self.image_shape)
-            self._values = np.memmap(self.path, DTYPE, "r", shape=shape)
+        if self._file is None:
+            self._file = FileBytes(self.path)
         row, view = np.divmod(rows, self.views)
         check_rows(row, len(self), self.path)
         places = self._place[row]
         if (places < 0).any():
             raise IndexError(f"{self.path}: row {row[places < 0][0]} is not of this split")
-        np.take(self._values, places * self.views + view, axis=0, out=out)
-        ok = ~np.isnan(out.reshape(len(out), math.prod(self.image_shape))[:, 0])
+        flat = out.reshape(len(out), math.prod(self.image_shape))
+        size = flat.shape[1] * DTYPE.itemsize
+        for place, into in zip((places * self.views + view).tolist(), flat.view(np.uint8), strict=True):
+            self._file.read_into(into, place * size)
+        ok = ~np.isnan(flat[:, 0])
         out[~ok] = 0
         return ok
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_values": None}  # each process maps the file itself
+        return {**self.__dict__, "_file": None}  # each process opens the file itself

@@ -38,7 +38,9 @@ def test_what_is_read_is_what_was_written(tmp_path, values, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
     written(tmp_path / "train.bin", values)
-    assert synced == [str(tmp_path.resolve() / name) for name in ("train.bin", "train.jsonl") * 4]
+    names = [*("train.bin.partial", "train.jsonl.partial") * 4, ""]
+    assert synced == [str(tmp_path.resolve() / name) for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.bin", "train.jsonl"]
     rows = np.array([9, 3, 4, 0, 11, 5, 6])  # of a labels file of 12 rows
     source = pickle.loads(pickle.dumps(StoredInputs(tmp_path / "train.bin", SPEC, rows, 12)))
     assert len(source) == 12
@@ -81,12 +83,46 @@ def test_a_file_that_was_cut_off_goes_on_from_what_is_whole(tmp_path, values, br
     assert StoredFile(path, SPEC).done == 7
 
 
+@pytest.mark.parametrize("broken", ["journal", "data"])
+def test_what_another_run_reads_stays_as_it_is_while_it_is_made_anew(tmp_path, values, broken):
+    path, journal = tmp_path / "train.bin", tmp_path / "train.jsonl"
+    written(path, values)
+    reader, late = (StoredInputs(path, SPEC, np.arange(7), 7) for _ in range(2))
+    out, rows = np.empty((21, 2, 2), np.float16), np.arange(21)
+    assert reader.read(rows, out).all()
+    file = journal if broken == "journal" else path
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) * 2 // 3] ^= 1
+    file.write_bytes(damaged)
+    before = path.read_bytes()
+    again = StoredFile(path, SPEC)
+    assert 0 < again.done < 7
+    while again.done < 7:
+        assert path.read_bytes() == before  # also for a process that opens it now
+        assert late.read(rows, out).all()
+        again.append(values[again.done : again.done + 1])
+    assert path.read_bytes() == values.tobytes()
+    assert StoredFile(path, SPEC).done == 7
+    assert not list(tmp_path.glob("*.partial"))
+    assert reader.read(rows, out).all()
+
+
+def test_a_file_that_something_else_cuts_is_named(tmp_path, values):
+    written(tmp_path / "train.bin", values)
+    source = StoredInputs(tmp_path / "train.bin", SPEC, np.arange(7), 7)
+    out = np.empty((21, 2, 2), np.float16)
+    assert source.read(np.arange(21), out).all()
+    os.truncate(tmp_path / "train.bin", 50)
+    with pytest.raises(OSError, match=r"train\.bin: the file ends after 50 bytes"):
+        source.read(np.arange(21), out)
+
+
 @pytest.mark.parametrize("other", [{"key": "other"}, {"views": 1}, {"shape": (4,)}, {"rows": 8}])
 def test_a_file_of_anything_else_is_made_anew(tmp_path, values, other):
     written(tmp_path / "train.bin", values)
     spec = StoredSpec(**{**SPEC.__dict__, **other})
     assert StoredFile(tmp_path / "train.bin", spec).done == 0
-    assert json.loads((tmp_path / "train.jsonl").read_text())["key"] == spec.key
+    assert json.loads((tmp_path / "train.jsonl.partial").read_text())["key"] == spec.key
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
