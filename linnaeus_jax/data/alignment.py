@@ -1,10 +1,11 @@
 """Whether the rows of a file or folder of images are those of a labels file: by their identifiers and their contents.
 
-The attribute `sha256_of_identifiers` of a file of images is the `TextDigest` of the identifiers of its labels file. The
-group `metadata/image_crc32` of a labels file has CRC-32 of its images, uint32 [N] each: `pixels` of raw ones, `files` of
-the encoded files that it was built from, `stored` of what was encoded anew. A file of images has its own, see
-`image_checks`; those of earlier versions and of other programs, and of a folder, are computed for `SAMPLE` rows. What
-only one side has is not compared.
+The attribute `sha256_of_identifiers` of a file of images is the `TextDigest` of the identifiers of its labels file.
+
+The group `metadata/image_crc32` of a labels file has CRC-32 of its images, uint32 [N] each: `pixels` of raw ones,
+`files` of the encoded files that it was built from, `stored` of what was encoded anew. A file of images has its own,
+see `image_checks`; those of earlier versions and of other programs, and of a folder, are computed for `SAMPLE` rows.
+What only one side has is not compared.
 """
 
 from __future__ import annotations

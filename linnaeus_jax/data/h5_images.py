@@ -324,8 +324,8 @@ def _packed_bytes(path: Path, dataset: h5py.Dataset) -> _PackedBytes:
 class PackedImages(EncodedImages):
     """Encoded images in one HDF5 file: contiguous `image_bytes` uint8 [total], `image_offsets` int64 [N + 1].
 
-    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read where it lies in the file; `checksums` are those
-    of its file, uint32 [N], if there are any.
+    Image i is `image_bytes[image_offsets[i]:image_offsets[i + 1]]`, read where it lies in the file; `checksums`
+    are those of its file, uint32 [N], if there are any.
 
     Raises:
       ValueError: another dtype or storage layout, or offsets that do not ascend from 0 to the number of bytes.

@@ -59,9 +59,9 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
             "row-aligned"
         )
-    if kind in ("h5", "folder") and isinstance(files.table, LabelTable):
-        if problem := misalignment(files.path, source, files.table.path):
-            raise MisalignedError(problem)
+    built_in = kind in ("h5", "folder") and isinstance(files.table, LabelTable)
+    if built_in and (problem := misalignment(files.path, source, files.table.path)):
+        raise MisalignedError(problem)
     preprocessing = files.preprocessing
     if input_dtype(source) == np.uint8 and source.image_shape != (*preprocessing.size, 3):
         side, how = preprocessing.size[0], preprocessing.resizing

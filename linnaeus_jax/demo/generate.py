@@ -24,6 +24,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, LABEL_CHECKSUMS, PIXELS
 from linnaeus_jax.data.encodings import (
     BROADRANGE_2,
     SPATIAL_ATTRIBUTES,
@@ -33,7 +34,6 @@ from linnaeus_jax.data.encodings import (
     unit_sphere,
 )
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, LABEL_CHECKSUMS, PIXELS
 from linnaeus_jax.data.image_checks import checksum, write_checksums
 from linnaeus_jax.data.labels import read_identifiers_digest
 from linnaeus_jax.data.labels_file import json_attribute

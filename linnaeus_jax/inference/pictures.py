@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from linnaeus_jax.data.decoding import Pixels
+from linnaeus_jax.data.pillow_images import rgb_pixels
 from linnaeus_jax.data.preprocessing import Preprocessing
 
 #: a file, its bytes, a Pillow image, or uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
@@ -38,9 +39,9 @@ def read_picture(picture: Picture, how: Preprocessing) -> Pixels:
 
 
 def _pixels(picture: Any) -> Pixels:
-    """uint8 [h, w, 3] of a Pillow image or an array."""
+    """uint8 [h, w, 3] of a Pillow image or an array, by the rules of `data/decoding`."""
     if isinstance(picture, Image.Image):
-        return _of_pillow(picture)
+        return np.array(rgb_pixels(picture))
     array = np.asarray(picture)
     if array.ndim == 2:
         array = array[..., None]
@@ -48,18 +49,6 @@ def _pixels(picture: Any) -> Pixels:
         raise ValueError(
             f"an array of {array.dtype} {list(array.shape)}; give uint8 pixels [height, width, 3] from 0 to 255"
         )
-    return np.ascontiguousarray(np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[..., :3])
-
-
-def _of_pillow(picture: Image.Image) -> Pixels:
-    """uint8 [h, w, 3] by the rules of `data/decoding`: upright, colours under alpha kept, the high byte of 16 bits."""
-    picture.load()  # first, since Pillow turns TIFF itself as it reads the pixels
-    upright = ImageOps.exif_transpose(picture)
-    if upright.mode in ("I", "F"):
-        raise ValueError(f"pixels of 32 bits (mode {upright.mode}); convert them to 8 bits per channel")
-    if upright.mode.startswith("I;16"):
-        high = (np.asarray(upright) >> 8).astype(np.uint8)
-        return np.repeat(high[..., None], 3, axis=2)
-    if upright.mode == "PA":  # which Pillow does not convert at once
-        upright = upright.convert("RGBA")
-    return np.array(upright.convert("RGB"))
+    if array.shape[2] == 4:
+        return np.array(rgb_pixels(Image.fromarray(array)))
+    return np.ascontiguousarray(np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array)

@@ -134,7 +134,7 @@ def test_one_other_image_among_many(cameras, tmp_path):
     before = picture_sample(kept, rows)
     with h5py.File(images, "r+") as file:
         file[CHECKSUMS][4] = 1
-    with pytest.raises(ValueError, match="1 of 90 images that were compared are not .* the first in row 4"):
+    with pytest.raises(ValueError, match=r"1 of 90 images that were compared are not .* the first in row 4"):
         opened(labels, images)
     changed = open_pictures(images, labels, None, aligned=False)
     assert not list(sample_differences(before, picture_sample(kept, rows)))

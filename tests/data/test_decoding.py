@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import tracemalloc
 import zlib
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from linnaeus_jax.data import decoding
 from linnaeus_jax.data.decoding import (
     MAX_PIXELS,
     image_size,
@@ -150,26 +152,87 @@ def test_palette(kind, colours):
     want = np.asarray(image.convert("RGB"))
     assert_read(encoded(image, kind), want)
     if kind in ("PNG", "GIF"):
-        assert_read(encoded(image, kind, transparency=1), want)
+        assert_read(encoded(image, kind, transparency=1), np.where(np.asarray(image)[..., None] == 1, 255, want))
+
+
+def on_white(colours: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Colours [h, w, 3] below alpha [h, w] as viewers show them."""
+    share = alpha[..., None] / 255
+    return np.rint(colours * share + 255 * (1 - share)).astype(np.uint8)
 
 
 @pytest.mark.parametrize("kind", [*LOSSLESS, "AVIF"])
-def test_alpha_is_dropped(kind):
+def test_what_is_transparent_stands_on_white(kind):
     alpha = np.random.default_rng(0).integers(0, 256, (60, 80, 1), np.uint8)
     rgba = np.concatenate([PICTURE, alpha], axis=2)
     data = encoded(rgba, kind, **LOSSLESS.get(kind, {}))
-    assert_read(data, PICTURE if kind in LOSSLESS else by_pillow(data))
+    stored = np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+    assert_read(data, on_white(stored[..., :3], stored[..., 3]))
+    if kind not in ("AVIF", "BMP"):  # Pillow writes BMP without saying that it has transparency
+        assert_read(data, on_white(PICTURE, alpha[..., 0]))
+    opaque = np.concatenate([PICTURE, np.full_like(alpha, 255)], axis=2)
+    if kind in LOSSLESS:
+        assert_read(encoded(opaque, kind, **LOSSLESS.get(kind, {})), PICTURE)
     if kind in ("PNG", "TIFF"):
         gray = np.concatenate([three(GRAY)[..., :1], GRAY[::-1, :, None]], axis=2)
-        assert_read(encoded(Image.fromarray(gray, "LA"), kind), three(GRAY))
+        assert_read(encoded(Image.fromarray(gray, "LA"), kind), on_white(three(GRAY), GRAY[::-1]))
+
+
+def test_one_transparent_colour_of_a_png():
+    colour = tuple(PICTURE[3, 4].tolist())
+    is_it = (colour == PICTURE).all(axis=2, keepdims=True)
+    assert_read(encoded(PICTURE, transparency=colour), np.where(is_it, 255, PICTURE))
+    assert_read(encoded(GRAY, transparency=7), three(np.where(GRAY == 7, 255, GRAY)))
+    wide = GRAY.astype(np.uint16) << 8 | 5
+    assert_read(encoded(wide, transparency=0x0705), three(np.where(GRAY == 7, 255, GRAY)))
+    data = cv2.imencode(".png", PICTURE.astype(np.uint16)[..., ::-1] << 8)[1].tobytes()
+    value = np.array([v << 8 for v in colour], ">u2").tobytes()
+    chunk = struct.pack(">I", 6) + b"tRNS" + value + struct.pack(">I", zlib.crc32(b"tRNS" + value))
+    at = data.index(b"IDAT") - 4
+    assert_read(data[:at] + chunk + data[at:], np.where(is_it, 255, PICTURE))
 
 
 @pytest.mark.parametrize("extension", [".png", ".tiff"])
 def test_sixteen_bits_give_their_high_byte(extension):
     low = np.random.default_rng(0).integers(0, 256, (60, 80, 4)).astype(np.uint16)
     wide = np.concatenate([PICTURE[..., ::-1], PICTURE[..., :1]], axis=2).astype(np.uint16) * 256 + low
-    for image, want in ((wide, PICTURE), (wide[..., :3], PICTURE), (wide[..., 0], three(PICTURE[..., 2]))):
+    transparent = on_white(PICTURE, PICTURE[..., 0])
+    for image, want in ((wide, transparent), (wide[..., :3], PICTURE), (wide[..., 0], three(PICTURE[..., 2]))):
         assert_read(cv2.imencode(extension, image)[1].tobytes(), want)
+
+
+def with_sbit(data: bytes, bits: int, channels: int) -> bytes:
+    """A PNG that says how many of its bits count."""
+    chunk = b"sBIT" + bytes([bits] * channels)
+    return data[:33] + struct.pack(">I", channels) + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+
+
+@pytest.mark.parametrize("bits", [10, 12, 14])
+def test_fewer_than_sixteen_bits_are_scaled_where_the_file_says_how_many(bits, caplog):
+    values = (PICTURE.astype(np.uint16) << bits - 8) | 1
+    gray = values[..., 0]
+    for data, want in (
+        (with_sbit(encoded(gray), bits, 1), three(PICTURE[..., 0])),
+        (with_sbit(cv2.imencode(".png", values[..., ::-1])[1].tobytes(), bits, 3), PICTURE),
+        (encoded(gray, "TIFF", tiffinfo={281: (1 << bits) - 1}), three(PICTURE[..., 0])),
+        (b"P5 80 60 %d\n" % ((1 << bits) - 1) + gray.astype(">u2").tobytes(), three(PICTURE[..., 0])),
+        (b"P6\n# by hand\n80 60\n%d\n" % ((1 << bits) - 1) + values.astype(">u2").tobytes(), PICTURE),
+    ):
+        assert_read(data, want)
+    # as the standard wants it: stretched over all of the sixteen bits
+    assert_read(with_sbit(encoded(gray << 16 - bits), bits, 1), three(PICTURE[..., 0]))
+    assert not caplog.records
+
+
+def test_dark_pictures_of_sixteen_bits_are_told_of_and_counted(caplog, monkeypatch):
+    monkeypatch.setattr(decoding, "_dark", itertools.count(1))
+    values = PICTURE[..., 0].astype(np.uint16) << 4
+    for kind in ("PNG", "TIFF") * 6:
+        assert_read(encoded(values, kind), three(PICTURE[..., 0] >> 4))
+    assert [record.args[1] for record in caplog.records] == [1, 10]
+    assert "has no value above 16383 and is nearly black (number 1)" in caplog.text
+    read_image(encoded(PICTURE // 200))  # of eight bits
+    assert len(caplog.records) == 2
 
 
 def test_pixels_without_a_known_white_are_refused():

@@ -60,8 +60,12 @@ def test_arrays_and_images_of_all_modes():
     for picture in (gray, gray[..., None], Image.fromarray(gray)):
         np.testing.assert_array_equal(read_picture(picture, preprocessing), np.repeat(gray[..., None], 3, axis=2))
     alpha = np.dstack([NOISE, gray])
-    for picture in (alpha, Image.fromarray(alpha), Image.fromarray(NOISE), NOISE):
+    for picture in (Image.fromarray(NOISE), NOISE, np.dstack([NOISE, np.full_like(gray, 255)])):
         np.testing.assert_array_equal(read_picture(picture, preprocessing), NOISE)
+    shares = gray[..., None] / 255
+    for picture in (alpha, Image.fromarray(alpha)):
+        want = np.rint(NOISE * shares + 255 * (1 - shares))
+        np.testing.assert_array_equal(read_picture(picture, preprocessing), want)
     for mode in ("1", "LA", "P", "PA", "RGBX", "RGBa", "CMYK", "YCbCr", "HSV", "I;16"):
         assert read_picture(Image.new(mode, (9, 9)), preprocessing).shape == (20, 30, 3), mode
     high = Image.fromarray(gray.astype(np.uint16) * 256 + 77)

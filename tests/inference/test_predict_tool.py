@@ -221,7 +221,7 @@ def test_files_that_are_left_aside_and_pictures_that_cannot_be_read_are_named(sh
     reasons = {row["file"]: row["reason"] for row in read("p.csv.unreadable.csv")}
     assert reasons == {
         "photos/broken.jpg": "10 bytes that no image decoder understands",
-        "photos/b.heic": 'a HEIC picture; to read it: pip install "linnaeus-jax[heic]"',
+        "photos/b.heic": "a HEIC picture; to read it: pip install pillow-heif",
         "photos/scans.jpe": "a JPEG of 4096 pixels with 1001 or more scans, which would take too long",
         "pipe.jpg": "not a regular file",
     }

@@ -24,7 +24,8 @@ from linnaeus_jax.run import stored, trainer
 from linnaeus_jax.run.evaluate import evaluate, load, parse_phases
 from linnaeus_jax.run.experiment import preview_experiment
 from linnaeus_jax.step.placement import Placement
-from tests.tiny import tiny_config
+from tests import forks
+from tests.tiny import tiny_config, write_tiny_data
 
 
 def config_of(data, tune="last:1", **overrides):
@@ -188,7 +189,7 @@ def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_
     monkeypatch.setattr(stored.StoredFile, "append", append_twice)
     with pytest.raises(Stopped):
         trainer.run(heads_first(config_of(data), 9), tmp_path / "parts")
-    lines = (tmp_path / "parts" / "stored" / "train.jsonl").read_text().splitlines()
+    lines = (tmp_path / "parts" / "stored" / "train.jsonl.partial").read_text().splitlines()
     assert [json.loads(line)["rows"] for line in lines[1:]] == [16, 32]
 
     limited = heads_first(config_of(data), 9)
@@ -216,3 +217,66 @@ def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_
     moved = moved_of(loaded)
     assert set(moved) == {"heads", "metadata", "blocks", "features"}
     assert all(map(all, moved.values())), moved
+
+
+CONFIG = """
+from pathlib import Path
+from tests.run.test_stored import config_of
+
+def get_config():
+    config = config_of(Path({data!r}), "head")
+    config.train.epochs, config.train.tune_dir = 1, {shared!r}
+    return config
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same", ["workdir", "tune_dir"])
+def test_two_starts_at_once_are_both_right_or_one_is_refused_with_one_line(tmp_path, same):
+    write_tiny_data(tmp_path / "data")
+    shared = tmp_path / "shared" if same == "tune_dir" else ""
+    (tmp_path / "config.py").write_text(CONFIG.format(data=str(tmp_path / "data"), shared=str(shared)))
+    names = ("run", "run" if same == "workdir" else "other")
+    begun = [
+        forks.begin(
+            forks.MAIN,
+            [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / name}"],
+            tmp_path / f"said_{number}",
+            environment={"JAX_NUM_CPU_DEVICES": "1"},
+        )
+        for number, name in enumerate(names)
+    ]
+    ended = [each.ended(400) for each in begun]
+    refused = [each for each in ended if each.status != 0]
+    assert len(refused) <= 1, ended
+    words = "is in use by process" if same == "workdir" else "is being written by another run"
+    for each in refused:
+        assert each.status == 2, each
+        assert not each.has_traceback
+        assert sum(words in line for line in each.error.splitlines()) == 1
+    for name in {name for name, each in zip(names, ended) if each.status == 0}:
+        assert load(tmp_path / name).state.step > 0
+    files = sorted((shared or tmp_path / "run" / "stored").glob("*.bin"))
+    assert [file.name[:3] for file in files] == ["tra", "val"]
+    again = forks.call(
+        forks.MAIN,
+        [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'third'}"],
+        tmp_path / "said_3",
+        seconds=400,
+        environment={"JAX_NUM_CPU_DEVICES": "1"},
+    )
+    assert again.status == 0, again
+    assert ("stored train in" in again.out + again.error) == (same == "workdir")
+
+
+def test_corrected_labels_store_nothing_anew(tmp_path):
+    """What is stored belongs to weights, pictures, preprocessing, augmentation and seed."""
+    experiment = preview_experiment(config_of(tmp_path, "head"), RunDirectory(tmp_path / "run"))
+    split = experiment.inputs.dataset.train
+    key = stored.spec_of(experiment, split, "weights").key
+    taxon = split.table.taxon.copy()
+    taxon[split.rows[:5]] = 0
+    corrected = dataclasses.replace(split, table=dataclasses.replace(split.table, taxon=taxon))
+    assert stored.spec_of(experiment, corrected, "weights").key == key
+    fewer = dataclasses.replace(split, rows=split.rows[1:])
+    assert stored.spec_of(experiment, fewer, "weights").key != key

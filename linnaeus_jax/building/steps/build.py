@@ -22,9 +22,9 @@ from linnaeus_jax.building.steps.plan import BuildPlan, NothingUsable
 from linnaeus_jax.building.steps.streamed import finish_file
 from linnaeus_jax.building.steps.virtual import Part, write_virtual_images
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST
 from linnaeus_jax.data.image_checks import write_checksums
 from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
 from linnaeus_jax.files import locked, make_directory, sync, sync_tree, write_json
