@@ -14,11 +14,11 @@ Rules, whatever the format:
 * Larger than `MAX_PIXELS`, or made so that decoding takes many times what its pixels need: refused before a decoder
   sees it, see `picture_costs`.
 
-What Pillow reads follows `pillow_images`, of which exports have a copy. JPEG is decoded by simplejpeg (libjpeg-turbo),
-which can reduce by 1/2, 3/8, 1/4 or 1/8 in the inverse DCT; scales between 1/2 and 1 take longer than the whole picture
-and are not used. OpenCV decodes the other formats, Pillow those where OpenCV breaks a rule (it does not turn AVIF,
-rounds 16 bits of TIFF up, and knows nothing of what is transparent). HEIC is read where pillow-heif is installed,
-turned as the file says.
+What Pillow reads follows `portable_images`, of which exports have a copy. JPEG is decoded by simplejpeg
+(libjpeg-turbo), which can reduce by 1/2, 3/8, 1/4 or 1/8 in the inverse DCT; scales between 1/2 and 1 take longer than
+the whole picture and are not used. OpenCV decodes the other formats, Pillow those where OpenCV breaks a rule (it does
+not turn AVIF, rounds 16 bits of TIFF up, and knows nothing of what is transparent). HEIC is read where pillow-heif is
+installed, turned as the file says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from PIL import Image
 from linnaeus_jax.data.picture_costs import MAX_PIXELS as MAX_PIXELS
 from linnaeus_jax.data.picture_costs import TooCostly as TooCostly
 from linnaeus_jax.data.picture_costs import check_cost, check_pixels, check_tags
-from linnaeus_jax.data.pillow_images import (
+from linnaeus_jax.data.portable_images import (
     EXIF,
     FORMATS,
     TURNED,

@@ -6,6 +6,7 @@ Pillow's, as torchvision and timm use them, so that weights from there see the p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,23 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from linnaeus_jax.config.sections.data import LEAST_CROP
 from linnaeus_jax.data.decoding import Pixels, read_image, read_reduced
+from linnaeus_jax.data.portable_images import PILLOW_FILTERS, fitting, resized
 
 if TYPE_CHECKING:
     from linnaeus_jax.config.typed import Config
 
 RESIZE_MODES = ("squash", "center_crop", "pad")
-#: name of an interpolation by Pillow -> its filter
-PILLOW_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "nearest_exact": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 INTERPOLATIONS = ("area", *PILLOW_FILTERS)
 #: side in pixels up to which the published weights were found to see more in larger pictures (docs/results.md)
 BEST_SIDE = 320
@@ -46,9 +39,6 @@ KEYS = (
 #: how many times a JPEG decoded at reduced scale may shrink by linear interpolation: the inverse DCT has averaged its
 #: pixels already, and up to here it is as near to the area of the whole picture, in a fifth of the time
 LINEAR_UP_TO = 1.25
-#: of a picture whose sides differ more than so many times the ends are cut off before the centre is resized: whole, it
-#: could take all memory
-LONGEST = 8
 
 
 @dataclass(frozen=True)
@@ -135,48 +125,15 @@ class Preprocessing:
           linear_up_to: linear interpolation in place of area where no side shrinks more than so many times.
         """
         out = np.empty((*self.size, 3), np.uint8) if out is None else out
-        place = out
-        if self.resize_mode == "pad":
-            height, width = _fitting(image.shape[:2], self.size)
-            top, left = (self.size[0] - height) // 2, (self.size[1] - width) // 2
-            place = out[top : top + height, left : left + width]
-            if place.shape != out.shape:
-                out[...] = 0
-        if self.interpolation == "area":
-            image = self._centre(image) if self.resize_mode == "center_crop" else image
-            place[...] = _by_area(image, place.shape[:2], linear_up_to)
-        elif self.resize_mode == "center_crop":
-            place[...] = self._cut_after_resizing(image)
-        else:
-            place[...] = self._by_pillow(image, place.shape[:2])
+        area = functools.partial(_by_area, linear_up_to=linear_up_to)
+        out[...] = resized(image, self.size, self.resize_mode, self.interpolation, self.crop_fraction, area)
         return out
 
     def _needed(self, shape: tuple[int, int]) -> tuple[int, int]:
         """(height, width) below which a picture of `shape` must not be reduced."""
         if self.resize_mode == "pad":
-            return _fitting(shape, self.size)
+            return fitting(shape, self.size)
         return math.ceil(self.size[0] / self.crop_fraction), math.ceil(self.size[1] / self.crop_fraction)
-
-    def _centre(self, image: Pixels) -> Pixels:
-        """The part that "center_crop" keeps."""
-        h, w = (max(1, round(side * self.crop_fraction)) for side in _fitting(self.size, image.shape[:2]))
-        return _middle(image, h, w)
-
-    def _cut_after_resizing(self, image: Pixels) -> Pixels:
-        """The same by Pillow, in the order and with the rounding of torchvision's Resize and CenterCrop."""
-        (h, w), (height, width) = image.shape[:2], self.size
-        if max(h / w, w / h) > LONGEST:
-            h, w = min(h, LONGEST * w), min(w, LONGEST * h)
-            image = _middle(image, h, w)
-        high, wide = math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction)
-        by_height = high * w >= wide * h
-        whole = (high, max(wide, int(high * w / h))) if by_height else (max(high, int(wide * h / w)), wide)
-        top, left = round((whole[0] - height) / 2), round((whole[1] - width) / 2)
-        return self._by_pillow(image, whole)[top : top + height, left : left + width]
-
-    def _by_pillow(self, image: Pixels, size: tuple[int, int]) -> Pixels:
-        resized = Image.fromarray(image).resize(size[::-1], PILLOW_FILTERS[self.interpolation])
-        return cast(Pixels, np.asarray(resized))
 
 
 def crop_conflict(resize_mode: str, crop_fraction: float) -> str:
@@ -196,15 +153,3 @@ def _by_area(image: Pixels, size: tuple[int, ...], linear_up_to: float) -> Pixel
     linear = max(image.shape[0] / height, image.shape[1] / width) <= linear_up_to
     interpolation = cv2.INTER_LINEAR if linear else cv2.INTER_AREA
     return cast(Pixels, cv2.resize(image, (width, height), interpolation=interpolation))
-
-
-def _middle(image: Pixels, height: int, width: int) -> Pixels:
-    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
-    return image[top : top + height, left : left + width]
-
-
-def _fitting(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, int]:
-    """(height, width) of the largest rectangle with the aspect ratio of `shape` that fits into `box`."""
-    scale = min(box[0] / shape[0], box[1] / shape[1])
-    h, w = (min(max(1, round(side * scale)), most) for side, most in zip(shape, box))
-    return h, w

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linnaeus_jax.data.decoding import Pixels
-from linnaeus_jax.data.pillow_images import rgb_pixels
+from linnaeus_jax.data.portable_images import rgb_pixels
 from linnaeus_jax.data.preprocessing import Preprocessing
 
 #: a file, its bytes, a Pillow image, or uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]

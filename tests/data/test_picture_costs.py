@@ -213,5 +213,5 @@ def test_heic(monkeypatch):
     with pytest.raises(ValueError, match="HEIF"):
         read_image(data[: len(data) // 2])
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(ValueError, match=r'a HEIC picture; to read it: pip install pillow-heif'):
+    with pytest.raises(ValueError, match=r"a HEIC picture; to read it: pip install pillow-heif"):
         read_image(data)

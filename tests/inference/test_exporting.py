@@ -16,12 +16,12 @@ from jax import export as jax_export
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import exporting
 from linnaeus_jax.inference.files.exporting import (
     CLASSES,
     EXAMPLE,
+    PIXELS,
     PROGRAM,
     README,
     WEIGHTS,
@@ -62,6 +62,7 @@ import runpy, sys
 sys.modules["linnaeus_jax"] = None
 folder, inputs, out, *pictures = sys.argv[1:]
 sys.argv = ["example.py", *pictures]
+sys.path.insert(0, folder)
 space = runpy.run_path(folder + "/example.py")
 np, model = space["np"], space["model"]
 given = np.load(inputs)
@@ -116,7 +117,7 @@ def test_the_other_files(bundle, tmp_path, capsys):
     readable = readable_until(date.today())
     assert readable in printed
     assert readable in (out / README).read_text("utf-8")
-    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, README, WEIGHTS}
+    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, PIXELS, README, WEIGHTS}
     about = json.loads((out / CLASSES).read_text())
     assert [rank["rank"] for rank in about["ranks"]] == ["family", "genus", "species"]
     assert about["ranks"][2]["classes"][3] == {
@@ -157,6 +158,8 @@ def test_a_program_that_has_expired_is_one_line(bundle, tmp_path, monkeypatch, c
 
     (tmp_path / EXAMPLE).write_text(exporting._example(bundle), encoding="utf-8")
     (tmp_path / PROGRAM).write_bytes(b"program")
+    (tmp_path / PIXELS).write_text("read_all = None")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(jax_export, "deserialize", expired)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(tmp_path / EXAMPLE))
@@ -164,19 +167,6 @@ def test_a_program_that_has_expired_is_one_line(bundle, tmp_path, monkeypatch, c
     assert "\n" not in line
     assert "6-month window." in line
     assert f"pip install jax=={jax.__version__}, or export the model again" in line
-
-
-def test_pictures_are_resized_as_the_model_wants():
-    for preprocessing, words in (
-        (Preprocessing((16, 16), "center_crop"), "ImageOps.fit(picture, (16, 16), Image.Resampling.BOX)"),
-        (
-            Preprocessing((16, 16), "center_crop", "bicubic", crop_fraction=0.75),
-            "ImageOps.fit(picture, (16, 16), Image.Resampling.BICUBIC, 0.125)",
-        ),
-        (Preprocessing((16, 24), "pad"), "ImageOps.pad(picture, (24, 16), Image.Resampling.BOX)"),
-        (Preprocessing((8, 8), interpolation="bicubic"), "picture.resize((8, 8), Image.Resampling.BICUBIC)"),
-    ):
-        assert exporting._resized(preprocessing) == words
 
 
 def test_what_cannot_be_exported(bundle, tmp_path):

@@ -5,6 +5,7 @@ model.jax_export      (image uint8 [b, H, W, 3], meta float32 [b, D], meta_valid
                       b chosen at each call; normalisation is part of the program, decoding and resizing are not
 classes.json          ranks with classes and temperatures, picture size, metadata columns
 example.py            pictures -> names, by jax, flatbuffers, numpy and pillow alone
+pixels.py             what it reads pictures with, a copy of `data.portable_images`
 README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +25,7 @@ import numpy as np
 from jax import export as jax_export
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.preprocessing import PILLOW_FILTERS, Preprocessing
+from linnaeus_jax.data import portable_images
 from linnaeus_jax.files import replaced_directory, write_json
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import check_replaceable
@@ -33,8 +35,8 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
 
-PROGRAM, CLASSES, EXAMPLE, WEIGHTS = "model.jax_export", "classes.json", "example.py", "weights.safetensors"
-README = "README.md"
+PROGRAM, CLASSES, WEIGHTS = "model.jax_export", "classes.json", "weights.safetensors"
+EXAMPLE, PIXELS, README = "example.py", "pixels.py", "README.md"
 #: that JAX promises to read programs of an earlier version of itself, half a year, see jax.export's documentation
 GUARANTEED = datetime.timedelta(days=182)
 FORMAT = "linnaeus_jax export"
@@ -43,12 +45,6 @@ PLATFORMS = ("cpu", "cuda")
 KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 #: implementations that every platform has
 _EVERYWHERE = {"depthwise_impl": BY_PLATFORM, "attn_impl": "xla"}
-#: `data.resize_mode` -> what the example does
-_RESIZED = {
-    "squash": "picture.resize({size}, Image.Resampling.{filter})",
-    "center_crop": "ImageOps.fit(picture, {size}, Image.Resampling.{filter}{border})",
-    "pad": "ImageOps.pad(picture, {size}, Image.Resampling.{filter})",
-}
 
 
 def check_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
@@ -106,7 +102,8 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
         (unfinished / README).write_text(_README.format(readable=readable), encoding="utf-8")
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, _classes(bundle))
-        (unfinished / EXAMPLE).write_text(_example(bundle))
+        (unfinished / EXAMPLE).write_text(_example(bundle), encoding="utf-8")
+        (unfinished / PIXELS).write_text(inspect.getsource(portable_images), encoding="utf-8")
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)
     return readable
@@ -156,25 +153,15 @@ def _classes(bundle: Bundle) -> dict[str, Any]:
 
 
 def _example(bundle: Bundle) -> str:
-    picture, encoder = bundle.preprocessing, bundle.encoder
+    encoder = bundle.encoder
     columns = ", ".join(column or "?" for component in encoder.components for column in component.columns)
     names = ", ".join(component.name for component in encoder.components)
     return EXAMPLE_TEXT.format(
-        resized=_resized(picture),
         width=encoder.width,
         columns=f"  # {columns}" if columns else "",
         components=len(encoder.components),
         names=f"  # {names}" if names else "",
         jax=jax.__version__,
-    )
-
-
-def _resized(picture: Preprocessing) -> str:
-    chosen = PILLOW_FILTERS.get(picture.interpolation)
-    height, width = picture.size
-    border = f", {(1 - picture.crop_fraction) / 2:g}" if picture.crop_fraction != 1 else ""
-    return _RESIZED[picture.resize_mode].format(
-        size=(width, height), filter=chosen.name if chosen else "BOX", border=border
     )
 
 
@@ -184,6 +171,7 @@ _README = """\
 * `model.jax_export`: the program with its weights (StableHLO of `jax.export`)
 * `classes.json`: what its outputs mean
 * `example.py`: names pictures with it; needs jax, flatbuffers, numpy and pillow
+* `pixels.py`: how it reads pictures, as the program does that made this
 * `weights.safetensors`: the weights under PyTorch's names
 
 {readable}: keep it, or the bundle, to export the model again.
@@ -192,18 +180,18 @@ EXAMPLE_TEXT = '''\
 """Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
 import json, pathlib, sys
 import jax, jax.export, numpy as np
-from PIL import Image, ImageOps
+from pixels import read_all
 folder = pathlib.Path(__file__).parent
 program, renew = bytearray((folder / "model.jax_export").read_bytes()), "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
 try: model = jax.export.deserialize(program)
 except Exception as why: sys.exit(f"{{renew}} ({{' '.join(str(why).split())}})")
-pictures = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in sys.argv[1:]]
-image = np.stack([np.asarray({resized}) for picture in pictures])
+classes = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
+image = read_all(sys.argv[1:], **classes["image"])
 meta = np.zeros((len(image), {width}), np.float32){columns}
 known = np.zeros((len(image), {components}), bool){names}
 logits = {{task: np.asarray(z) for task, z in jax.jit(model.call)(image, meta, known).items()}}
 bad = [path for path, *rows in zip(sys.argv[1:], *logits.values()) if not all(np.isfinite(row).all() for row in rows)]
-for rank in json.loads((folder / "classes.json").read_text(encoding="utf-8"))["ranks"]:
+for rank in classes["ranks"]:
     probability = np.asarray(jax.nn.softmax(logits[rank["task"]] / rank["temperature"]))
     for path, row in (each for each in zip(sys.argv[1:], probability) if each[0] not in bad):
         best = rank["classes"][row.argmax()]

@@ -1,11 +1,16 @@
-"""Pillow images -> upright RGB pixels, by the rules of `data/decoding`. It imports NumPy and Pillow alone, since an
-export has a copy of it beside its example."""
+"""Encoded images -> pixels -> what a model sees, as far as Pillow and NumPy alone can do it.
+
+`decoding` and `preprocessing` follow it, and do faster what OpenCV and simplejpeg can do. An export has a copy of this
+file beside its example, so that it imports nothing else.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import struct
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +32,34 @@ UPRIGHT: dict[int, Callable[[Any], Any]] = {
     7: lambda image: image[::-1, ::-1].swapaxes(0, 1),
     8: lambda image: image.swapaxes(0, 1)[::-1],
 }
+#: name of an interpolation by Pillow -> its filter
+PILLOW_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "nearest_exact": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+#: of a picture whose sides differ more than so many times the ends are cut off before the centre is resized: whole, it
+#: could take all memory
+LONGEST = 8
 _ORIENTATION, _BITS, _LARGEST = 0x0112, 258, 281  # of TIFF
+
+
+def read_all(paths: Sequence[str], **how: Any) -> Any:
+    """What a model sees of files, uint8 [n, H, W, 3]; ends the program with one line for one that is not read.
+
+    Args:
+      how: of `resized`.
+    """
+    images = []
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                images.append(resized(read_rgb(file.read()), **how))
+        except Exception as error:  # whatever a decoder makes of a damaged file
+            sys.exit(f"{path}: {getattr(error, 'strerror', None) or error}")
+    return np.stack(images)
 
 
 class PixelsError(ValueError):
@@ -179,3 +211,67 @@ def register_heif() -> None:
     except ModuleNotFoundError:
         raise ValueError("a HEIC picture; to read it: pip install pillow-heif") from None
     pillow_heif.register_heif_opener(thumbnails=False)
+
+
+def resized(
+    image: Any, size: Sequence[int], resize_mode: str, interpolation: str, crop_fraction: float, area: Any = None
+) -> Any:
+    """Pixels uint8 [h, w, 3] as uint8 [H, W, 3], see `Preprocessing`.
+
+    Args:
+      size: (H, W).
+      area: function of (pixels, (height, width)) for the interpolation "area"; None: `by_area`.
+    """
+
+    def scaled(pixels: Any, to: tuple[int, ...]) -> Any:
+        if interpolation == "area":
+            return (area or by_area)(pixels, to)
+        return np.asarray(Image.fromarray(pixels).resize(to[::-1], PILLOW_FILTERS[interpolation]))
+
+    height, width = size
+    if resize_mode == "pad":
+        high, wide = fitting(image.shape[:2], size)
+        top, left = (height - high) // 2, (width - wide) // 2
+        out = np.zeros((height, width, 3), np.uint8)
+        out[top : top + high, left : left + wide] = scaled(image, (high, wide))
+        return out
+    if resize_mode == "squash":
+        return scaled(image, (height, width))
+    if interpolation == "area":  # the centre first
+        h, w = (max(1, round(side * crop_fraction)) for side in fitting(size, image.shape[:2]))
+        return scaled(_middle(image, h, w), (height, width))
+    # in the order and with the rounding of torchvision's Resize and CenterCrop
+    h, w = image.shape[:2]
+    if max(h / w, w / h) > LONGEST:
+        h, w = min(h, LONGEST * w), min(w, LONGEST * h)
+        image = _middle(image, h, w)
+    high, wide = math.floor(height / crop_fraction), math.floor(width / crop_fraction)
+    by_height = high * w >= wide * h
+    whole = (high, max(wide, int(high * w / h))) if by_height else (max(high, int(wide * h / w)), wide)
+    top, left = round((whole[0] - height) / 2), round((whole[1] - width) / 2)
+    return scaled(image, whole)[top : top + height, left : left + width]
+
+
+def by_area(image: Any, size: Sequence[int]) -> Any:
+    """Pixels uint8 [h, w, 3] as uint8 [*size, 3], each of which is the mean of what lies below it."""
+    rows, columns = (_shares(now, to) for now, to in zip(image.shape[:2], size))
+    return np.rint(np.einsum("ij,jkc,lk->ilc", rows, image, columns, optimize=True)).astype(np.uint8)
+
+
+def _shares(now: int, to: int) -> Any:
+    """float32 [to, now]: how much each of `now` pixels of a line is of each of `to` pixels."""
+    ends = np.arange(to + 1)[:, None] * now / to
+    overlap = np.minimum(ends[1:], np.arange(1, now + 1)) - np.maximum(ends[:-1], np.arange(now))
+    return (np.maximum(overlap, 0) * to / now).astype(np.float32)
+
+
+def fitting(shape: Sequence[int], box: Sequence[int]) -> tuple[int, int]:
+    """(height, width) of the largest rectangle with the aspect ratio of `shape` that fits into `box`."""
+    scale = min(box[0] / shape[0], box[1] / shape[1])
+    h, w = (min(max(1, round(side * scale)), most) for side, most in zip(shape, box))
+    return h, w
+
+
+def _middle(image: Any, height: int, width: int) -> Any:
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
