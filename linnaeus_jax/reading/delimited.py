@@ -99,20 +99,32 @@ def check_encoding(name: str, where: str) -> None:
         raise UserError(f"{where}: encoding {printable(name)!r} is unknown; name another, e.g. UTF-8") from None
 
 
+def _unmarked_utf16(data: bytes) -> str:
+    """The encoding of UTF-16 without a byte order mark, whose every second byte is mostly NUL; "" of other text."""
+    nul = np.frombuffer(data[:4096], np.uint8) == 0
+    shares = [float(nul[first::2].mean()) if len(nul) > 1 else 0.0 for first in (0, 1)]
+    if max(shares) < 0.4 or min(shares) > 0.05:
+        return ""
+    return "utf-16-le" if shares[1] > shares[0] else "utf-16-be"
+
+
 class Utf8Blocks:
     """The bytes of a file as UTF-8, in blocks.
 
     Attributes:
+      unmarked: the encoding of a file of UTF-16 without a byte order mark; "" of others.
       latin_lines: lines that were not UTF-8 and were read as Latin-1.
       replaced: characters that a declared encoding does not have.
     """
 
     def __init__(self, source: TextSource, encoding: str | None) -> None:
-        self.latin_lines = self.replaced = 0
+        self.unmarked, self.latin_lines, self.replaced = "", 0, 0
         self._stream, self._name, self._encoding = source.stream, source.name, encoding
         first = self._stream.read(BLOCK)
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             self._encoding = encoding = "utf-16"
+        elif not encoding:
+            self.unmarked = self._encoding = encoding = _unmarked_utf16(first)
         self._decoder: codecs.IncrementalDecoder | None = None
         if encoding:
             check_encoding(encoding, source.name)
@@ -159,6 +171,8 @@ class Utf8Blocks:
     def warnings(self, name: str) -> list[str]:
         """What was mended, for people."""
         found = []
+        if self.unmarked:
+            found.append(f"{name}: read as {self.unmarked}, as its NUL bytes show; --encoding names another")
         if self.latin_lines:
             found.append(f"{name}: {self.latin_lines} lines are not UTF-8 and were read as Latin-1")
         if self.replaced:
@@ -422,7 +436,9 @@ def _csv_fault(error: Exception) -> str:
 
 
 def _fault(fields: int, width: int, with_nul: bool) -> str:
-    return "a NUL byte in the text" if with_nul else f"{fields} fields where the header has {width}"
+    if with_nul:
+        return "a NUL byte in the text; if it is in UTF-16 or UTF-32, name it with --encoding"
+    return f"{fields} fields where the header has {width}"
 
 
 def _with_malformed(frame: pl.DataFrame, faults: list[tuple[int, str]]) -> pl.DataFrame:

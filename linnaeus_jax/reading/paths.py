@@ -9,22 +9,24 @@ from pathlib import Path
 
 from linnaeus_jax.data.images import image_path
 
-#: ends of the names of picture files, without the dot
+#: ends of the names of picture files, without the dot: of what `data.decoding` reads
 SUFFIXES: tuple[str, ...] = (
     "jpg",
     "jpeg",
     "jpe",
     "jfif",
+    "mpo",
     "png",
+    "apng",
     "webp",
     "bmp",
     "tif",
     "tiff",
     "gif",
-    "jp2",
-    "avif",
-    "heic",
-    "heif",
+    *("jp2", "j2k", "j2c", "jpc", "jpf", "jpx"),
+    *("avif", "avifs"),
+    *("heic", "heif", "hif"),
+    *("ppm", "pgm", "pbm", "pnm"),
 )
 #: larger files are no pictures
 MAX_FILE_BYTES = 1 << 30

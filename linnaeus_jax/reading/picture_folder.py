@@ -20,6 +20,10 @@ from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.paths import SUFFIX, SUFFIXES, is_picture, path_fault
 from linnaeus_jax.reading.text import printable
 
+#: absolute paths, with "/" between folders
+_ABSOLUTE = "^/|^[A-Za-z]:/"
+#: of them are looked for at most
+_TRIED = 300
 LINK_OUT = "a link that leads out of the folder"
 
 
@@ -201,6 +205,50 @@ def find_files(
     return pl.DataFrame({"named": named}).join(result, on="named", how="left", maintain_order="left").drop("named")
 
 
+def relative_to(named: pl.Series, root: Path) -> tuple[pl.Series, list[str]]:
+    """Paths of another computer as paths below a folder of pictures.
+
+    Absolute paths, such as `D:\\survey\\cam1\\a.jpg` or `\\\\server\\share\\cam1\\a.jpg`, are cut to what lies below
+    the root where one start of them, the same for all, leaves files that are there.
+
+    Args:
+      named: String [N], null = none.
+
+    Returns:
+      The paths, [N], and what was done, or why nothing was.
+    """
+    distinct = pl.DataFrame({"named": named.unique(maintain_order=True).drop_nulls()})
+    distinct = distinct.with_columns(_relative(pl.col("named"), root).alias("path"))
+    distinct = distinct.filter(pl.col("path").str.contains(_ABSOLUTE))
+    starts = Counter(start for path in distinct["path"][:_TRIED] if (start := _start_elsewhere(path, root)) is not None)
+    if not starts:
+        return named, []
+    if len(starts) > 1:
+        listed = ", ".join(printable(start) for start, _ in starts.most_common(3))
+        return named, [
+            f"absolute paths of another computer are left out, since {len(starts)} starts of them lead to files below "
+            f"{root.name}: {listed}; write them relative to that folder"
+        ]
+    (start,) = starts
+    distinct = distinct.filter(pl.col("path").str.starts_with(f"{start}/"))
+    cut = distinct["path"].str.slice(len(start) + 1)
+    example = f"{printable(distinct['named'][0])} is {printable(cut[0])}"
+    return named.replace(distinct["named"], cut), [
+        f"{distinct.height} absolute paths of another computer are read without {printable(start)}: {example} below "
+        f"{root.name}"
+    ]
+
+
+def _start_elsewhere(path: str, root: Path) -> str | None:
+    """The shortest start of an absolute path without which it is a file below the root."""
+    parts = path.split("/")
+    for cut in range(1, len(parts)):
+        rest = "/".join(parts[cut:])
+        if not path_fault(rest) and os.path.isfile(os.path.join(root, rest)):
+            return "/".join(parts[:cut])
+    return None
+
+
 def _relative(named: pl.Expr, root: Path) -> pl.Expr:
     """Paths with "/" between folders, relative to the root where they are absolute below it."""
     path = named.str.replace_all("\\", "/", literal=True).str.replace(r"^file://", "").str.replace_all(r"/{2,}", "/")
@@ -225,7 +273,8 @@ class _Near:
         """(picture, reason, detail) of a path that is not in the listing."""
         fault = path_fault(path)
         if fault:
-            return named, schema.UNSAFE_PATH, fault
+            advice = "; write it relative to the folder of pictures" if re.match(_ABSOLUTE, path) else ""
+            return named, schema.UNSAFE_PATH, f"{fault}{advice}"
         parts = path.split("/")
         for end in range(len(parts), 0, -1):
             start = "/".join(parts[:end])

@@ -223,7 +223,12 @@ def test_every_image_has_a_reason_or_a_picture(tmp_path):
         ("1", "a.jpg", None, None),
         ("2", "none.jpg", "no such picture", None),
         ("3", "../a.jpg", "unsafe path", "'..' in the path"),
-        ("4", "/etc/passwd", "unsafe path", "an absolute path out of the folder"),
+        (
+            "4",
+            "/etc/passwd",
+            "unsafe path",
+            "an absolute path out of the folder; write it relative to the folder of pictures",
+        ),
         ("5", "a\0.jpg", "unsafe path", "a control character in the path"),
         ("6", "a.jpg\n", "unsafe path", "a control character in the path"),
         ("7", None, "no picture named", None),

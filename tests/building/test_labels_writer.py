@@ -33,6 +33,7 @@ def content() -> LabelsContent:
         split=np.zeros(ROWS, np.uint8),
         provenance={},
         images={},
+        checksums={"pixels": rng.integers(1, 1 << 32, ROWS, np.uint32)},
     )
 
 

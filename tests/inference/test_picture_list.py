@@ -40,13 +40,15 @@ def test_folders_give_their_pictures_in_order(folder):
     ]
 
 
-def test_files_are_taken_as_they_are_and_once(folder):
-    assert names("photos/notes.txt", "photos/b.jpg", "photos", "./photos/b.jpg")[:3] == [
-        "photos/notes.txt",
-        "photos/b.jpg",
-        "photos/a.PNG",
-    ]
-    assert len(names("photos", "photos")) == 4
+def test_files_are_taken_as_they_are_and_as_often_as_they_are_named(folder):
+    told: list[str] = []
+    given = ["photos/notes.txt", "photos/b.jpg", "photos", "./photos/b.jpg"]
+    found = [picture.name for picture in list_pictures(given, say=told.append)]
+    everything = ["photos/a.PNG", "photos/b.jpg", "photos/sub/c.jpeg", "photos/sub/deep/d.tif"]
+    assert found == ["photos/notes.txt", "photos/b.jpg", *everything, "./photos/b.jpg"]
+    named_twice = f"1 pictures are named several times, and have an answer for each: {folder / 'photos/b.jpg'}"
+    assert told[1:] == [named_twice]
+    assert len(names("photos", "photos")) == 8
 
 
 def test_patterns(folder):

@@ -49,7 +49,7 @@ def test_ragged_lines_are_rows_with_a_reason_at_their_place():
         "1 fields where the header has 2",
         "3 fields where the header has 2",
         None,
-        "a NUL byte in the text",
+        "a NUL byte in the text; if it is in UTF-16 or UTF-32, name it with --encoding",
     ]
 
 
@@ -89,6 +89,11 @@ def test_encodings():
         assert reader.header == ["name", "place"]
         assert records(pl.concat(reader.read({"name": 0, "place": 1}, 2))) == wanted
         assert reader.warnings == []
+    for name in ("utf-16-le", "utf-16-be"):
+        reader = RecordReader(source(text.encode(name)), Dialect())
+        assert reader.header == ["name", "place"]
+        assert records(pl.concat(reader.read({"name": 0, "place": 1}, 2))) == wanted
+        assert reader.warnings == [f"t.csv: read as {name}, as its NUL bytes show; --encoding names another"]
     mixed = text.encode() + "Åland,x\n".encode("latin-1")
     reader = RecordReader(source(mixed), Dialect())
     assert records(pl.concat(reader.read({"name": 0, "place": 1}, 2))) == [*wanted, ("Åland", "x")]

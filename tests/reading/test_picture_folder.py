@@ -9,7 +9,10 @@ import polars as pl
 import pytest
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading.picture_folder import find_files, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.picture_folder import find_files, list_files, open_folder, relative_to, unclaimed
+
+#: how such a path is to be written
+RELATIVE = "; write it relative to the folder of pictures"
 
 
 def touch(root: Path, *paths: str) -> Path:
@@ -67,14 +70,39 @@ def test_ways_to_name_a_file(root, named, whole):
         ("b/../../x.jpg", "'..' in the path"),
         ("b/../a.png", "'..' in the path"),
         ("..\\x.jpg", "'..' in the path"),
-        ("/etc/passwd", "an absolute path out of the folder"),
-        ("C:\\x.jpg", "an absolute path out of the folder"),
+        ("/etc/passwd", f"an absolute path out of the folder{RELATIVE}"),
+        ("C:\\x.jpg", f"an absolute path out of the folder{RELATIVE}"),
+        ("\\\\server\\share\\x.jpg", f"an absolute path out of the folder{RELATIVE}"),
         ("a\0.png", "a control character in the path"),
         ("a\n.png", "a control character in the path"),
     ],
 )
 def test_paths_that_are_refused(root, named, detail, whole):
     assert found(root, named, whole=whole) == [(named, "unsafe path", detail)]
+
+
+@pytest.mark.parametrize("start", ["C:\\Users\\me\\", "\\\\server\\share\\", "/home/else/", "file:///D:/", "c:/b/"])
+def test_paths_of_another_computer_are_cut_where_one_start_fits_all(root, start):
+    separator = "\\" if "\\" in start else "/"
+    named = pl.Series(
+        [start + name.replace("/", separator) for name in ("b/2.JPG", "a.png", "b/c/none.jpg")] + [None, "a.png"]
+    )
+    cut, (said,) = relative_to(named, root)
+    assert cut.to_list() == ["b/2.JPG", "a.png", "b/c/none.jpg", None, "a.png"]
+    assert said.startswith("3 absolute paths of another computer are read without ")
+    assert said.endswith(" is b/2.JPG below pictures")
+
+
+def test_paths_of_another_computer_that_fit_in_several_ways_are_left_out_and_told(root):
+    """Two cameras whose pictures have the same names."""
+    named = pl.Series(["D:\\cam1\\a.png", "D:\\cam2\\a.png"])
+    cut, (said,) = relative_to(named, root)
+    assert cut.to_list() == named.to_list()
+    assert "2 starts of them lead to files below pictures: D:/cam1, D:/cam2; write them relative" in said
+    for nothing in (["D:\\cam1\\z.png"], ["/etc/passwd"], ["C:\\..\\a.png\\"], ["a.png", "b/2.JPG"]):
+        assert relative_to(pl.Series(nothing), root)[1] == []
+    inside = pl.Series([str(root / "a.png")])
+    assert relative_to(inside, root)[1] == []
 
 
 @pytest.mark.parametrize("whole", [False, True])

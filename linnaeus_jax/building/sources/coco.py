@@ -20,7 +20,7 @@ from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links, level_name, level_number
 from linnaeus_jax.reading.delimited import clean_text
 from linnaeus_jax.reading.identification import SPECIES, identify
-from linnaeus_jax.reading.picture_folder import find_files, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.picture_folder import find_files, list_files, open_folder, relative_to, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows, label_column, mapped
 from linnaeus_jax.reading.table import compact
 from linnaeus_jax.reading.text import printable
@@ -392,7 +392,8 @@ def read(
     listing = None
     if pictures is not None:
         listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
-    named = frame[schema.PICTURE].replace("", None)
+    named, mapped = relative_to(frame[schema.PICTURE].replace("", None), root)
+    notes += mapped
     frame = _judged(frame.drop(schema.PICTURE), named, find_files(named, root, listing, follow_links=follow_links))
     if 0 < (frame[schema.REASON] == schema.NO_SUCH_PICTURE).sum() == frame[schema.PICTURE].is_not_null().sum():
         first = printable(named.drop_nulls()[0])

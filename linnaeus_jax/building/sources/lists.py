@@ -19,7 +19,7 @@ from linnaeus_jax.reading import identification, schema
 from linnaeus_jax.reading.columns import USUAL_NAMES, Links, own_or_level, plain, rank_name
 from linnaeus_jax.reading.delimited import clean_text
 from linnaeus_jax.reading.paths import SUFFIX, is_picture
-from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reading.text import printable
 
@@ -119,8 +119,9 @@ def read(
     root = open_folder(lists[0].file.parent if pictures is None else pictures)
     listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
     frame, notes = _in_folder(frame, lists, listing)
-    frame = records.with_found(frame, find_files(frame[schema.PICTURE], root, listing, follow_links=follow_links))
-    warnings += notes + _missing(frame, lists, root)
+    named, mapped = relative_to(frame[schema.PICTURE], root)
+    frame = records.with_found(frame, find_files(named, root, listing, follow_links=follow_links))
+    warnings += notes + mapped + _missing(frame, lists, root)
     frame, notes = _once(frame, lists, wanted)
     frame, levels, more = identification.identify(frame.drop(_LIST), Links({}, {}), "the list", names)
     if not any(one.split for one in lists):

@@ -15,7 +15,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
 from linnaeus_jax.reading.identification import check_taxa, identify
-from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, unclaimed
+from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reading.table import QUOTES, TextOptions, read_columns
 
@@ -68,6 +68,9 @@ def read(
     listing = None
     if pictures is not None or _needs_listing(frame):
         listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    if schema.PICTURE in frame.columns:
+        named, mapped = relative_to(frame[schema.PICTURE], root)
+        frame, warnings = frame.with_columns(named.alias(schema.PICTURE)), [*warnings, *mapped]
     frame = _with_files(frame, root, listing, follow_links)
     frame = schema.standard_frame(frame, levels)
     if pictures is not None and listing is not None:

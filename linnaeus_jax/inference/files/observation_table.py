@@ -100,7 +100,7 @@ class ObservationTable:
             if row is None:
                 continue
             other = first.setdefault(row, picture)
-            if other is not picture:
+            if os.path.abspath(other.path) != os.path.abspath(picture.path):
                 raise UserError(
                     f"{self.path}: record {self.lines[row]} names {printable(self.pictures[row])}, which may be "
                     f"{printable(other.name)} or {printable(picture.name)}; write the folder before the name"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,27 +53,30 @@ def list_pictures(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[PictureFile]:
-    """The pictures of files, folders and glob patterns, each once, in the order given and by name within a folder.
+    """The pictures of files, folders and glob patterns, in the order given and by name within a folder.
+
+    One that is named several times is there as often, so that there is an answer for each name given.
 
     A file is taken whatever its suffix, a folder gives its files with a suffix of pictures, hidden ones left out. Links
     are followed.
 
     Args:
       recursive: also the folders below a folder.
-      say: told of files that are left aside, and why.
+      say: told of files that are left aside, and why, and of those that are named several times.
 
     Raises:
       UserError: nothing of that name, a pattern that fits nothing, or no picture at all.
     """
-    found: dict[str, PictureFile] = {}
+    found: list[PictureFile] = []
     for text in given:
         for path in _matches(text):
-            pictures = _of_folder(path, recursive, progress, say) if os.path.isdir(path) else [_of_file(path)]
-            for picture in pictures:
-                found.setdefault(os.path.abspath(picture.path), picture)
+            found += _of_folder(path, recursive, progress, say) if os.path.isdir(path) else [_of_file(path)]
     if not found:
         raise UserError(f"no pictures below {', '.join(given)}; files are known as pictures by their suffix")
-    return list(found.values())
+    several = [path for path, count in Counter(os.path.abspath(each.path) for each in found).items() if count > 1]
+    if several:
+        say(f"{len(several)} pictures are named several times, and have an answer for each: {printable(several[0])}")
+    return found
 
 
 def _matches(text: str) -> list[str]:
