@@ -59,8 +59,8 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
             f"{files.path}: {len(source)} images, but its labels file has {len(files.table)} rows; both must be "
             "row-aligned"
         )
-    built_in = kind in ("h5", "folder") and isinstance(files.table, LabelTable)
-    if built_in and (problem := misalignment(files.path, source, files.table.path)):
+    labels = files.table.path if isinstance(files.table, LabelTable) and kind in ("h5", "folder") else ""
+    if labels and (problem := misalignment(files.path, source, labels)):
         raise MisalignedError(problem)
     preprocessing = files.preprocessing
     if input_dtype(source) == np.uint8 and source.image_shape != (*preprocessing.size, 3):

@@ -223,7 +223,7 @@ def resized(
       area: function of (pixels, (height, width)) for the interpolation "area"; None: `by_area`.
     """
 
-    def scaled(pixels: Any, to: tuple[int, ...]) -> Any:
+    def scaled(pixels: Any, to: tuple[int, int]) -> Any:
         if interpolation == "area":
             return (area or by_area)(pixels, to)
         return np.asarray(Image.fromarray(pixels).resize(to[::-1], PILLOW_FILTERS[interpolation]))

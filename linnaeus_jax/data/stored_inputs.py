@@ -74,13 +74,13 @@ class StoredFile:
     def __init__(self, path: Path, spec: StoredSpec) -> None:
         self.path, self.spec = path, spec
         self._journal = path.with_suffix(".jsonl")
-        self._partial = [file.with_name(f"{file.name}.partial") for file in (path, self._journal)]
+        self._partial = path.with_name(f"{path.name}.partial"), path.with_name(f"{self._journal.name}.partial")
         self.done, whole = self._found(path, self._journal)
         if self.done == spec.rows:
             return
         source, (done, whole_partial) = (path, self._journal), self._found(*self._partial)
         if done >= self.done:
-            source, self.done, whole = tuple(self._partial), done, whole_partial
+            source, self.done, whole = self._partial, done, whole_partial
         missing = (spec.rows - self.done) * spec.row_bytes
         free = shutil.disk_usage(path.parent).free
         if missing > free:

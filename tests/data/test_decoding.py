@@ -180,7 +180,7 @@ def test_what_is_transparent_stands_on_white(kind):
 
 def test_one_transparent_colour_of_a_png():
     colour = tuple(PICTURE[3, 4].tolist())
-    is_it = (colour == PICTURE).all(axis=2, keepdims=True)
+    is_it = np.equal(PICTURE, colour).all(axis=2, keepdims=True)
     assert_read(encoded(PICTURE, transparency=colour), np.where(is_it, 255, PICTURE))
     assert_read(encoded(GRAY, transparency=7), three(np.where(GRAY == 7, 255, GRAY)))
     wide = GRAY.astype(np.uint16) << 8 | 5
