@@ -113,8 +113,8 @@ def readable_until(made: datetime.date) -> str:
     """Until when a program that was made on a day is read. JAX counts from the release of the version that made it, of
     which an installation does not know the date, so the day is the last one that it can be."""
     return (
-        f"{PROGRAM} was made by jax {jax.__version__}, which reads it for good; of later versions of jax only those are "
-        f"promised to read it that are released within six months of that one, so before {made + GUARANTEED}. "
+        f"{PROGRAM} was made by jax {jax.__version__}, which reads it for good; of later versions of jax only those "
+        f"are promised to read it that are released within six months of that one, so before {made + GUARANTEED}. "
         f"{WEIGHTS} does not expire"
     )
 
@@ -176,14 +176,15 @@ _README = """\
 
 {readable}: keep it, or the bundle, to export the model again.
 """
+
 EXAMPLE_TEXT = '''\
 """Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
 import json, pathlib, sys
 import jax, jax.export, numpy as np
 from pixels import read_all
 folder = pathlib.Path(__file__).parent
-program, renew = bytearray((folder / "model.jax_export").read_bytes()), "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
-try: model = jax.export.deserialize(program)
+renew = "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
+try: model = jax.export.deserialize(bytearray((folder / "model.jax_export").read_bytes()))
 except Exception as why: sys.exit(f"{{renew}} ({{' '.join(str(why).split())}})")
 classes = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
 image = read_all(sys.argv[1:], **classes["image"])
