@@ -102,6 +102,7 @@ OWN = ":"
 #: names that columns of predictions have already
 _TAKEN = ("answer", "always")
 _LEVEL = re.compile(r"L(\d+)(?:[_.](\d+))?")
+_ID_COLUMN = re.compile(r"(?:^|[\W_])(?i:id|key)$|[a-z](?:ID|Id|Key)$")
 
 
 def plain(name: str) -> str:
@@ -218,6 +219,12 @@ def part_and_level(standard: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def is_name(standard: str) -> bool:
+    """Whether a standard column holds names of taxa."""
+    found = part_and_level(standard)
+    return found[0] in ("name", EITHER) if found else standard in (LABEL, EPITHET, GENERIC_NAME, "scientific_name")
+
+
 @dataclass(frozen=True)
 class Links:
     """Which column of a source stands for which standard column.
@@ -274,10 +281,12 @@ def link_columns(
       UserError: an unknown standard column, rank or source column; two columns for one standard column.
     """
     chosen = _chosen(header, where, mapping or {}, rank_map or {})
+    of_ranks = [(found[1], place) for name, place in chosen.items() if (found := part_and_level(name))]
+    not_species = {place for level, place in of_ranks if level != "L10"}
     candidates: dict[str, dict[int, list[int]]] = {}
     for position, name in enumerate(header):
         for standard, tier in (_MEDIA_COLUMNS if media else _TABLE_COLUMNS).get(plain(name), ()):
-            if only is not None and standard not in only:
+            if (only is not None and standard not in only) or (position in not_species and is_name(standard)):
                 continue
             candidates.setdefault(standard, {}).setdefault(tier, []).append(position)
         if only is None and not media and name.strip().casefold().startswith(schema.SUBSET):
@@ -320,10 +329,16 @@ def _chosen(
         for part, column in (("name", name), ("id", number)):
             chosen[schema.label_column(part, level)] = _position(header, where, column, option) if column else None
         chosen[schema.label_column(EITHER, level)] = None
-        # a column of ids may be given as the name: its values tell; numbers of other ranks may begin at 0
         if name and not number and not is_own(level):
-            chosen[schema.label_column(EITHER, level)] = chosen.pop(schema.label_column("name", level))
+            part = "id" if _says_ids(name) else EITHER
+            chosen[schema.label_column(part, level)] = chosen.pop(schema.label_column("name", level))
     return chosen
+
+
+def _says_ids(column: str) -> bool:
+    """Whether a column is called one of ids: "taxonID", "tribus_id", "speciesKey", "taxa_L10"."""
+    usual = any(standard.startswith("id_") for standard, _ in _TABLE_COLUMNS.get(plain(column), ()))
+    return usual or _ID_COLUMN.search(column) is not None
 
 
 def _standard(key: str) -> str:

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading import schema
+from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.text import printable
 
 BLOCK = 1 << 24
@@ -30,6 +30,8 @@ LONGEST_RECORD = 1 << 26
 LONGEST_SPAN = 1000
 #: what stands for "not given"
 NOT_GIVEN: tuple[str, ...] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+#: the same in a column of names, which may be called "nan" or "None"
+NO_NAME: tuple[str, ...] = ("", "NA", "N/A", "NaN", "\\N")
 _SEPARATOR_LINE = re.compile(rb"sep=([!-~\t])", re.IGNORECASE)
 _NEWLINE, _RETURN = 10, 13
 _UNCLOSED = "a quote opened on this line is never closed"
@@ -87,7 +89,7 @@ def find_dialect(head: bytes, *, quote: str | None = '"', encoding: str | None =
 def clean_text(name: str) -> pl.Expr:
     """A text column without spaces around it, null where it says "not given"."""
     text = pl.col(name).str.strip_chars()
-    return pl.when(text.is_in(NOT_GIVEN)).then(None).otherwise(text).alias(name)
+    return pl.when(text.is_in(NO_NAME if columns.is_name(name) else NOT_GIVEN)).then(None).otherwise(text).alias(name)
 
 
 def check_encoding(name: str, where: str) -> None:

@@ -5,7 +5,7 @@ Everything is done on the distinct values of a column, never row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -44,6 +44,10 @@ _OTHER_RANKS = {
 }
 _RANK_NUMBERS = {**RANK_LEVELS, **_OTHER_RANKS}
 _INTEGER = r"^\d+(\.0+)?$"
+#: the same where different texts are different numbers
+_ONE_SPELLING = r"^(0|[1-9]\d*)$"
+#: texts that programs write for a missing value, and that may be names as well
+_MAYBE_MISSING = ("nan", "none", "null")
 
 
 def check_taxa(links: Links, header: Iterable[str], where: str) -> None:
@@ -96,6 +100,7 @@ def identify(
     # where no text names a taxon the ranks are those of the texts, so that the rows tell why they are not used
     levels = [level for level, known in given if known] or [level for level, _ in given]
     frame = _presence(frame)
+    warnings += _maybe_missing(frame, where)
     return frame.select(pl.exclude("^_.*$")), columns.finest_first(levels), warnings
 
 
@@ -104,42 +109,60 @@ def _rank_text(text: str) -> str | None:
     return None if number is None else str(number)
 
 
-def _all_integers(series: pl.Series) -> bool:
+def _all_integers(series: pl.Series, pattern: str = _INTEGER) -> bool:
     values = series.unique().drop_nulls().cast(pl.String)
-    return values.len() > 0 and bool(values.str.contains(_INTEGER).all())
+    return values.len() > 0 and bool(values.str.contains(pattern).all())
 
 
 def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.DataFrame:
-    """Columns named like a rank alone become ids, if all of their values are integers, or names. Ids lose a ".0".
+    """Columns named like a rank alone become names, whatever these look like. Ids lose a ".0".
 
-    Ids that are no integers cannot stand in a label file: the names count, and where there are none they are the names.
+    Only beside a column of names are they ids, if all of them are integers. Ids that are no integers cannot stand in a
+    label file: the names count, and where there are none they are the names.
     """
     for column in frame.columns:
         found = columns.part_and_level(column)
         if not found or found[0] not in (EITHER, "id"):
             continue
-        level = found[1]
-        integers = _all_integers(frame[column])
+        part, level = found
         name, number = schema.label_column("name", level), schema.label_column("id", level)
-        if integers:
-            frame = frame.with_columns(mapped(frame[column], lambda text: text.split(".")[0]).cast(pl.Categorical))
-        if columns.is_own(level) and found[0] == EITHER:  # of class folders, say: 0 is a class
-            integers = False
-        target = number if integers else name
-        if found[0] == EITHER and target in frame.columns and frame[column].null_count() < frame.height:
-            kind = "ids" if integers else "names"
-            raise UserError(
-                f"{where} has two columns with {kind} of {level}; choose one with --rank-map {level}=COLUMN"
-            )
-        named = name in frame.columns or schema.label_column(EITHER, level) in frame.columns
-        if found[0] == "id" and not integers and named:
+        named = name in frame.columns or (part == "id" and schema.label_column(EITHER, level) in frame.columns)
+        if part == EITHER and named and number not in frame.columns and _all_integers(frame[column], _ONE_SPELLING):
+            frame = frame.rename({column: number})
+        elif part == EITHER:
+            if named and frame[column].null_count() < frame.height:
+                raise UserError(
+                    f"{where} has two columns with names of {level}; choose one with --rank-map {level}=COLUMN"
+                )
+            frame = frame.drop(name, strict=False).rename({column: name})
+        elif _all_integers(frame[column]):
+            plain = mapped(frame[column], lambda text: text.split(".")[0])
+            frame = frame.with_columns(plain.cast(pl.Categorical))
+            if not named and (zeros := (plain.str.strip_chars_start("0") == "").sum()):
+                warnings.append(
+                    f"{where}: {zeros} rows have the id 0 of {columns.rank_name(level)}, which stands for no taxon; if "
+                    f"0 is a class, give --map name_{level}=COLUMN"
+                )
+        elif named:
             if frame[column].null_count() < frame.height:
                 warnings.append(f"{where}: ids of {level} are not all integers; the names alone are used")
             frame = frame.drop(column)
-            continue
-        if column != target:
-            frame = frame.drop(target, strict=False).rename({column: target})
+        else:
+            frame = frame.rename({column: name})
     return frame
+
+
+def _maybe_missing(frame: pl.DataFrame, where: str) -> Iterator[str]:
+    """A warning for each name that may stand for a missing value."""
+    for column in frame.columns:
+        found = columns.part_and_level(column)
+        if found and found[0] == "name":
+            for name, count in frame[column].value_counts(sort=True).cast({column: pl.String}).rows():
+                if name and name.lower() in _MAYBE_MISSING:
+                    yield (
+                        f"{where}: {count} rows have the {columns.rank_name(found[1])} {name!r}, taken as a name; if "
+                        "it stands for a missing one, leave it empty"
+                    )
 
 
 @dataclass(frozen=True)
@@ -297,9 +320,10 @@ class _Said:
         return _read(text, judges.species)
 
     def _of_scientific(self, text: str, judges: _Judges) -> _Found:
-        found = _read(text, judges.scientific)
-        is_other = found.genus is None and (judges.scientific.sure or len(text.split()) == 1)
-        return _Found() if is_other else found  # a virus, a number, the name of a family
+        found, judge = _read(text, judges.scientific), judges.scientific
+        latin = judge.scientific or not may_be_genus(text)
+        is_other = found.genus is None and (judge.sure or (latin and len(text.split()) == 1))
+        return _Found() if is_other else found  # a virus, a number beside Latin names, the name of a family
 
     def _of_label(self, text: str, judges: _Judges) -> _Found:
         return _read(text, judges.label)

@@ -168,7 +168,7 @@ def _text(column: pl.Expr, kind: pl.DataType, standard: str) -> pl.Expr:
         return column.dt.to_string("%Y-%m-%dT%H:%M:%SZ" if kind.time_zone else "%Y-%m-%dT%H:%M:%S").alias(standard)
     if kind == pl.Binary:
         column = column.cast(pl.String)
-    text = column.cast(pl.String)
+    text = (column.fill_nan(None) if kind.is_float() else column).cast(pl.String)
     return (text.str.replace(r"\.0$", "") if kind.is_float() else text).alias(standard)
 
 

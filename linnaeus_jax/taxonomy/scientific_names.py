@@ -18,7 +18,7 @@ HYBRID = "×"
 #: what stands for "not known", whatever the rank; compared without case and without a point at the end
 _UNKNOWN = frozenset(
     (
-        *"na n/a #n/a #n-a nan null nil #name? #null! #num! #ref! #value! #wert! #nv".split(),
+        *"na n/a #n/a #n-a #name? #null! #num! #ref! #value! #wert! #nv".split(),
         *"unidentified undetermined undet unknown unsure uncertain indeterminate indet unidentifiable".split(),
         *"sp spp species ssp gen genus fam tbd tba".split(),
         *("not identified", "#n a", "not determined", "not known", "no identification", "no id", "to be determined"),
@@ -86,7 +86,10 @@ def tidy(text: str) -> str:
 
 def is_unknown(text: str) -> bool:
     """Whether a text says that no name is known: "-", "?", "#N/A", "unidentified", "indet.", "sp." ..."""
-    word = tidy(text).replace("_", " ").strip("()[]\"' ").casefold()
+    word = tidy(text).replace("_", " ").strip("()[]\"' ")
+    if word == "NaN":  # "nan" may be a name
+        return True
+    word = word.casefold()
     said = word.rstrip(". ")
     return not word or said in _UNKNOWN or said.endswith(" incertae sedis") or bool(_NO_LETTERS.fullmatch(word))
 

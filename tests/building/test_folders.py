@@ -112,8 +112,16 @@ def test_names_with_all_ranks(tmp_path):
     assert "the outermost folders are taken as the split" in source.warnings
 
 
-def test_folders_of_numbers_are_ids(tmp_path):
-    assert labels(tree(tmp_path, "12/1.jpg", "7/1.jpg"), "id_L10") == [("12/1.jpg", "12"), ("7/1.jpg", "7")]
+def test_a_number_before_a_name_stays_where_it_tells_two_apart(tmp_path):
+    tree(tmp_path, "001.Heron/1.jpg", "002.Heron/1.jpg", "003.Parus_minor/1.jpg", "012/1.jpg", "12/1.jpg", "1.5/1.jpg")
+    assert [name for _, name in labels(tmp_path, "name_L10")] == [
+        "001.Heron",
+        "002.Heron",
+        "Parus minor",
+        "012",
+        "1.5",
+        "12",
+    ]
 
 
 TAXONOMY = """species,genus,family,species_id,common_name,accepted_name

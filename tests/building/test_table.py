@@ -102,7 +102,7 @@ def test_options(tmp_path):
         encoding="cp1252",
         quotes="none",
     )
-    assert plain(source, "picture", "name_L30", "id_L30", "id_L20", "subset_rare") == [("ä.jpg", "'a", "7", "5", "5")]
+    assert plain(source, "picture", "name_L30", "id_L30", "name_L20", "subset_rare") == [("ä.jpg", "'a", "7", "5", "5")]
     assert source.levels == ("L20", "L30")
 
 

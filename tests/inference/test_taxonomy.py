@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.conftest import small_taxonomy
 
 
@@ -55,3 +58,13 @@ def test_a_restriction_allows_what_lies_below_and_above(listed, expected):
 def test_an_empty_restriction():
     with pytest.raises(UserError, match="list of taxa to restrict to is empty"):
         small_taxonomy().allowed([])
+
+
+def test_a_text_is_a_name_first_and_a_number_an_id():
+    names = ["11", "12", "001", "01"]
+    classes = {"taxa_L10": np.array([0, 12, 11, 13, 1], np.int64)}
+    saved = {"taxa_L10": {str(taxon): {"name": n} for taxon, n in zip(classes["taxa_L10"][1:], names, strict=True)}}
+    tree = TaxonomyTree(("taxa_L10",), {"taxa_L10": 5}, {})
+    taxonomy = Taxonomy(tree, TaxonNames.from_json(classes, saved))
+    assert [index for _, index in taxonomy.find(["11", "12", "001", "01", "1", "13"])] == [1, 2, 3, 4, 4, 3]
+    assert [index for _, index in taxonomy.find([11, 12, 13, 1])] == [2, 1, 3, 4]

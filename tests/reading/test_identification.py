@@ -25,11 +25,39 @@ def column(name: str, **table) -> list:
     return labels(**table)[0][name].cast(pl.String).to_list()
 
 
-def test_integers_are_ids_and_the_rest_names():
-    frame, levels, _ = labels(species=["7", None, "12.0"], genus=["Parus", "7", None])
-    assert frame["id_L10"].cast(pl.String).to_list() == ["7", None, "12"]
-    assert frame["name_L20"].cast(pl.String).to_list() == ["Parus", "7", None]
+def test_only_columns_called_so_are_ids():
+    frame, levels, warnings = labels(species=["7", None, "12.0"], genus_id=["7", "0", "12.0"])
+    assert frame["name_L10"].cast(pl.String).to_list() == ["7", None, "12.0"]
+    assert frame["id_L20"].cast(pl.String).to_list() == ["7", "0", "12"]
     assert levels == ("L10", "L20")
+    (warning,) = warnings
+    assert "1 rows have the id 0 of genus" in warning
+    assert "--map name_L20=COLUMN" in warning
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"), [(["7", "0"], True), (["07", "7"], None), (["7.0", "8"], None), (["x", "y"], None)]
+)
+def test_a_column_beside_one_of_names_may_be_ids(numbers, expected):
+    if expected is None:
+        with pytest.raises(UserError, match="two columns with names of L10"):
+            labels(species=numbers, species_name=["a b", "c d"])
+    else:
+        assert labels(species=numbers, species_name=["a b", "c d"])[0]["id_L10"].cast(pl.String).to_list() == numbers
+
+
+@pytest.mark.parametrize("name", ["taxonID", "tribus_id", "speciesKey", "taxa_L10", "Art ID", "id", "KEY"])
+def test_a_column_called_one_of_ids_is_one(name):
+    assert dict(link_columns([name], "t.csv", rank_map={"species": name}).names).keys() >= {"id_L10"}
+    assert "_either_L10" in link_columns(["hybrid"], "t.csv", rank_map={"species": "hybrid"}).names
+
+
+def test_a_name_that_may_stand_for_a_missing_one_is_said():
+    _, _, warnings = labels(species=["nan", "None", "x", "nan"])
+    assert [warning.split(",")[0] for warning in warnings] == [
+        "t.csv: 2 rows have the species 'nan'",
+        "t.csv: 1 rows have the species 'None'",
+    ]
 
 
 def test_two_columns_of_names_for_one_rank():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from linnaeus_jax.reading.columns import level_of, plain, rank_name
 from linnaeus_jax.reading.text import printable
 
 _NUMBER = re.compile(r"[+-]?\d+")
-_NUMBER_FIRST = re.compile(r"(\d+)[\s:.)]+(\S.*)")
+_NUMBER_FIRST = re.compile(r"(\d+)(?:[:)]\s*|\.(?:\s+|(?=[^\s\d]))|\s+)(\S.*)")  # "1.5" is a name
 _NUMBER_LAST = re.compile(r"(.*\S)[\s:]+(\d+)")
 
 
@@ -156,6 +157,12 @@ def name_classes(frame: pl.DataFrame, wanted: Sequence[str], known: ClassNames) 
         column = schema.label_column("name", level)
         values = frame[column].drop_nulls().unique(maintain_order=True)
         numbers = {value: int(value) for value in values if _NUMBER.fullmatch(value)}
+        if (known.names or known.lines) and len(set(numbers.values())) < len(numbers):
+            number, _ = Counter(numbers.values()).most_common(1)[0]
+            spellings = " and ".join(value for value in numbers if numbers[value] == number)
+            raise UserError(
+                f"--class-names: {rank_name(level)} {number} is written as {spellings}; write it in one way"
+            )
         if values.is_empty() and level != wanted[0] and known.above:
             finest = frame[schema.label_column("name", wanted[0])]
             above = {name: of.get(level) for name, of in known.above.items()}

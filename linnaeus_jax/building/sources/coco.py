@@ -200,12 +200,15 @@ def _labels(table: pl.DataFrame, where: str, mode: str) -> tuple[pl.DataFrame, t
     notes: list[str] = []
     name, number = label_column("name", SPECIES), label_column("id", SPECIES)
     values = table["category"].cast(pl.UInt64, strict=False)
-    if values.null_count() or values.is_between(1, MAX_TAXON_ID).not_().any():
-        bad = table.filter(values.is_null() | values.is_between(1, MAX_TAXON_ID).not_())["category"][0]
+    usable = (values.is_between(1, MAX_TAXON_ID) & (values.cast(pl.String) == table["category"])).fill_null(False)
+    if not usable.all():
+        bad = table.filter(~usable)["category"][0]
         why = "which stands for an unknown taxon" if bad == "0" else "which cannot be the id of a taxon"
         notes.append(
             f"{where}: a category has the id {printable(bad)}, {why}; the names of categories count, not their ids"
         )
+        if table[name].null_count() == table.height:
+            table = table.with_columns(pl.col("category").alias(name))
         twice = table.filter(pl.col(name).is_not_null() & pl.col(name).is_duplicated())
         if twice.height:
             first = printable(twice[name][0])

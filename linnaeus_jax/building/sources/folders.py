@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,15 +276,31 @@ def class_names(folder: str) -> dict[str, str]:
 
 def class_name(folder: str) -> str:
     """Name of a class from its folder: "001.Black_footed_Albatross" -> "Black footed Albatross"."""
-    text = " ".join(_NUMBERED.sub("", folder).replace("_", " ").split())
-    return text or folder
+    return _spaced(_NUMBERED.sub("", folder)) or folder
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.replace("_", " ").split())
+
+
+def _class_names(folders: Iterable[str]) -> dict[str, str]:
+    """Folder -> name of its class, of all folders of a rank; a number before it stays where it tells two apart."""
+    found = {folder: class_name(folder) for folder in folders}
+    written: dict[str, set[str]] = {}
+    for folder, name in found.items():
+        written.setdefault(name, set()).add(_spaced(folder))
+    return {folder: name if len(written[name]) == 1 else _spaced(folder) or folder for folder, name in found.items()}
 
 
 def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels of each folder: `_in`, `_class` (its own name) and the label columns; the levels; warnings."""
     found = []
+    by_level = [
+        _class_names({names[place] for names in layout.classes.values() if place < len(names)})
+        for place in range(len(layout.levels))
+    ]
     for folder, names in layout.classes.items():
-        labels = {level: class_name(name) for level, name in zip(layout.levels, names)}
+        labels = {level: known[name] for level, known, name in zip(layout.levels, by_level, names)}
         full = class_names(names[-1]) if len(names) == len(layout.levels) else {}
         found.append({"_in": folder, "_class": names[-1] if names else None, **(full or labels)})
     levels = columns.finest_first(key for labels in found for key in labels if key not in ("_in", "_class"))

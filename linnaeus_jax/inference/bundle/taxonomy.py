@@ -64,31 +64,42 @@ class Taxonomy:
         }
 
     @cached_property
-    def _by_text(self) -> dict[str, list[tuple[str, int]]]:
-        found: dict[str, list[tuple[str, int]]] = {}
+    def _by_text(self) -> tuple[dict[str, list[tuple[str, int]]], ...]:
+        """Classes by taxon id, by name, and by name in any case."""
+        found: tuple[dict[str, list[tuple[str, int]]], ...] = ({}, {}, {})
         for task in self.tasks:
             for index in range(self.first, len(self.classes[task])):
-                texts = {str(self.classes[task][index]), str(self.names.name[task][index]).casefold()}
-                for text in texts - {""}:
-                    found.setdefault(text, []).append((task, index))
+                taxon, name = str(self.classes[task][index]), str(self.names.name[task][index])
+                for texts, text in zip(found, (taxon, name, name.casefold())):
+                    if text:
+                        texts.setdefault(text, []).append((task, index))
         return found
+
+    def _find_one(self, taxon: str | int) -> list[tuple[str, int]]:
+        """A number is an id before it is a name; a text is a name before it is an id."""
+        by_id, by_name, in_any_case = self._by_text
+        text = str(taxon).strip()
+        named = by_name.get(text) or in_any_case.get(text.casefold(), [])
+        numbered = by_id.get(text, [])
+        return (numbered or named) if isinstance(taxon, int) else (named or numbered)
 
     def find(self, taxa: str | int | Iterable[str | int]) -> list[tuple[str, int]]:
         """(task, class index) of taxa given by id or scientific name, or of one; a name that several ranks share gives
-        several.
+        several. A text is a name before it is an id, a number an id before it is a name.
 
         Raises:
           UserError: taxa that the model does not know.
         """
-        texts = [str(taxon).strip() for taxon in ([taxa] if isinstance(taxa, (str, int)) else taxa)]
-        unknown = [text for text in texts if text.casefold() not in self._by_text]
+        asked = [taxa] if isinstance(taxa, (str, int)) else list(taxa)
+        found = [self._find_one(taxon) for taxon in asked]
+        unknown = [str(taxon).strip() for taxon, classes in zip(asked, found) if not classes]
         if unknown:
             more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise UserError(
-                f"the model does not know {len(unknown)} of {len(texts)} taxa: {', '.join(unknown[:10])}{more}; give "
+                f"the model does not know {len(unknown)} of {len(asked)} taxa: {', '.join(unknown[:10])}{more}; give "
                 "taxon ids or scientific names of its classes"
             )
-        return [found for text in texts for found in self._by_text[text.casefold()]]
+        return [one for classes in found for one in classes]
 
     def allowed(self, taxa: str | int | Iterable[str | int]) -> dict[str, NDArray[np.bool_]]:
         """Task -> bool [C], the classes that predictions restricted to some taxa may name: these taxa, everything below
