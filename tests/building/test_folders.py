@@ -68,16 +68,56 @@ def test_nested_folders_and_pictures_further_out(tmp_path):
 
 def test_given_ranks(tmp_path):
     tree(tmp_path, "a/b/1.jpg", "a/b/more/2.jpg")
-    assert labels(tmp_path, "name_L33_5", "name_L40", ranks=["order", "L33_5"]) == [
+    assert labels(tmp_path, "name_L33_5", "name_L40", ranks=["order", "L33_5", "-"]) == [
         ("a/b/1.jpg", "b", "a"),
         ("a/b/more/2.jpg", "b", "a"),
     ]
-    assert "1 folders lie deeper than the ranks" in folders.read(tmp_path, ranks=["order", "L33_5"]).warnings[0]
-    for ranks in (["species", "order"], ["order", "order"]):
+    assert labels(tmp_path, "name_L33_5", "name_L40", ranks=["-", "order", "L33_5"]) == [
+        ("a/b/1.jpg", None, "b"),
+        ("a/b/more/2.jpg", "more", "b"),
+    ]
+    for ranks in (["species", "order"], ["order", "order"], ["-", "-", "-"]):
         with pytest.raises(UserError, match="coarse to fine"):
             folders.read(tmp_path, ranks=ranks)
     with pytest.raises(UserError, match="rank 'clan' is unknown"):
         folders.read(tmp_path, ranks=["clan"])
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "readings"),
+    [
+        (
+            ["Aves/Albatross/Laysan/1.jpg", "Aves/Albatross/Sooty/2.jpg"],
+            {"ranks": ["class", "family"]},
+            [
+                "--folder-ranks=-,class,family (Albatross = class, Laysan = family)",
+                "--folder-ranks=class,family,- (Aves",
+            ],
+        ),
+        (
+            ["train/a/b/1.jpg", "val/a/b/2.jpg"],
+            {"ranks": ["species"]},
+            ["a/b (2 in all)", "--folder-ranks=-,species (b = species)", "--folder-ranks=species,- (a = species)"],
+        ),
+        (
+            ["a/b/c/d/1.jpg", "a/2.jpg"],
+            {"innermost": (":fine", ":coarse")},
+            ["2 ranks are named (coarse, fine)", "--folder-ranks=-,-,coarse,fine", "--folder-ranks=coarse,fine,-,-"],
+        ),
+    ],
+)
+def test_a_level_that_no_rank_takes_stops_the_build(tmp_path, paths, options, readings):
+    tree(tmp_path, *paths)
+    with pytest.raises(UserError) as error:
+        folders.read(tmp_path, **options)
+    for reading in readings:
+        assert reading in str(error.value)
+
+
+def test_folders_of_no_rank_keep_the_places_of_the_others(tmp_path):
+    source = folders.read(tree(tmp_path, "train/x/a/b/1.jpg", "val/x/a/b/2.jpg"), ranks=["-", "family", "species"])
+    assert source.links == {"split": "folder 1", "name_L10": "folder 4", "name_L30": "folder 3"}
+    assert source.frame["split"].to_list() == ["train", "val"]
 
 
 @pytest.mark.parametrize(
@@ -271,17 +311,16 @@ def test_ranks_with_names_of_their_own(tmp_path):
         ("Tins/4.jpg", "Tins", "Tins", "Tins"),
     ]
     assert "those 2 deep are classes of coarse, and of fine under the same name" in source.warnings[0]
-    two = folders.read(tmp_path, innermost=(":fine", ":coarse"))
+    two = folders.read(tmp_path, ranks=["-", ":coarse", ":fine"])
     assert two.links == {"name_:coarse": "folder 2", "name_:fine": "folder 3"}
-    assert "nested 3 deep and --ranks names 2 (coarse, fine): those further out have no rank" in two.warnings[0]
 
 
 def test_a_few_deeper_folders_are_said(tmp_path):
     tree(tmp_path, *(f"Parus ater/{i}.jpg" for i in range(5)), "Parus ater/juvenile/1.jpg", "Parus major/1.jpg")
     warning = folders.read(tmp_path).warnings[-1]
     assert warning.startswith("only 1 of 7 pictures lie as deep as Parus ater/juvenile, ")
-    assert warning.endswith("give --folder-ranks species")
-    assert labels(tmp_path, "name_L10", ranks=["species"])[-2] == ("Parus ater/juvenile/1.jpg", "Parus ater")
+    assert warning.endswith("give --folder-ranks=species,-")
+    assert labels(tmp_path, "name_L10", ranks=["species", "-"])[-2] == ("Parus ater/juvenile/1.jpg", "Parus ater")
     tree(tmp_path / "most", *(f"Parus/major/{i}.jpg" for i in range(5)), "Parus/1.jpg")
     assert folders.read(tmp_path / "most").warnings == ()
 

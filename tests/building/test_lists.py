@@ -167,3 +167,20 @@ def test_missing_pictures_are_rows_and_a_warning(tmp_path):
     assert found.frame["reason"].to_list() == [None, None, "no such picture", "no record names it"]
     assert "train.txt names 1 pictures that are not there: line 3 train/a/9.jpg" in found.warnings
     assert "1 lines name a picture again with the same labels and are left out" in found.warnings
+
+
+def test_folders_further_out_than_the_ranks_of_a_list_of_paths(tmp_path):
+    paths = [
+        f"{side}/{order}/{kind}/{side}{kind}.jpg" for side in ("train", "test") for order, kind in ("xa", "xb", "yc")
+    ]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"x")
+    file = tmp_path / "all.txt"
+    file.write_text("\n".join(paths))
+    with pytest.raises(UserError, match="such as x and y: .* --ranks species,family; .* --columns path"):
+        lists.read([ListFile(None, file)])
+    alone = lists.read([ListFile(None, file)], columns=["path"])
+    assert alone.frame["name_L10"].cast(pl.String).to_list() == ["a", "b", "c"] * 2
+    both = lists.read([ListFile(None, file)], ranks=["L10", "L30"])
+    assert both.frame["name_L30"].cast(pl.String).to_list() == ["x", "x", "y"] * 2

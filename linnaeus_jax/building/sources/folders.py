@@ -25,6 +25,8 @@ from linnaeus_jax.reading.text import printable
 from linnaeus_jax.taxonomy.scientific_names import is_unknown
 
 TAXONOMY = "taxonomy.csv"
+#: a folder of no rank
+NO_RANK = "-"
 #: ranks of nested folders where none are given, from the innermost
 USUAL_RANKS: tuple[str, ...] = ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
 _KINGDOMS = frozenset("Animalia Plantae Fungi Chromista Protozoa Bacteria Archaea Viruses".split())
@@ -54,7 +56,7 @@ def read(
 
     Args:
       folder: the root.
-      ranks: ranks of the folders from the outermost, instead of those above.
+      ranks: ranks of the folders from the outermost, instead of those above; "-" = of no rank.
       innermost: levels of the folders from the innermost, where no `ranks` are given.
       taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
         "taxonomy.csv" in the root where it is there.
@@ -105,7 +107,7 @@ def read(
     Option("--folders", type=Path, metavar="DIR", help="class folders: family/genus/species/picture.jpg"),
     *(MAP, RANK_MAP),
     Option("--exif", action="store_true", help="place and date from the pictures"),
-    Option("--folder-ranks", default="", help="ranks from the outermost, e.g. order,family"),
+    Option("--folder-ranks", default="", help="ranks from the outermost, - for none: -,family,species"),
     Option("--taxonomy", type=Path, metavar="CSV", help="coarser ranks of the finest names"),
 )
 def _read(request: Request) -> SourceRows:
@@ -129,18 +131,16 @@ class Layout:
 
     Attributes:
       levels: ranks of the folders without the one of the split, from the outermost.
-      first: how many folders further out have no rank.
+      places: how far out the folder of each of them lies; 0 = outermost.
       classes: folder, relative to the root -> names of the class folders it lies in, from the outermost.
       split: the folders of the split.
-      deeper: folders that lie deeper than the ranks.
       warnings: what a person should know, one line each.
     """
 
     levels: tuple[str, ...]
-    first: int
+    places: tuple[int, ...]
     classes: Mapping[str, tuple[str, ...]]
     split: SplitFolders
-    deeper: tuple[str, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -150,11 +150,11 @@ class Layout:
 
     def links(self) -> dict[str, str]:
         """Standard column -> the folder it is from, for the report."""
-        places = list(range(1, len(self.levels) + self.first + 2))
+        places = list(range(1, max(self.places) + 3))
         split = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.by_folder else {}
         return split | {
             schema.label_column("name", level): f"folder {places[place]}"
-            for place, level in enumerate(self.levels, self.first)
+            for place, level in zip(self.places, self.levels)
         }
 
 
@@ -171,39 +171,52 @@ def find_layout(
       innermost: levels, finest first.
 
     Raises:
-      UserError: folders nested deeper than there are usual ranks, no class folders, ranks unknown or not in order, a
-        split that is not clear.
+      UserError: folders nested deeper than there are ranks, no class folders, ranks unknown or not in order, a split
+        that is not clear.
     """
     if not any(pictures):
         raise UserError("the pictures lie in no class folder; put them into one folder per class, or give a table")
-    given = tuple(level_of(rank) for rank in ranks or ())
-    numbers = [columns.level_number(level) for level in given if not is_own(level)]
-    if len(set(given)) < len(given) or numbers != sorted(numbers, reverse=True):
+    given = tuple(NO_RANK if rank.strip() == NO_RANK else level_of(rank) for rank in ranks or ())
+    named = [level for level in given if level != NO_RANK]
+    numbers = [columns.level_number(level) for level in named if not is_own(level)]
+    if len(set(named)) < len(named) or numbers != sorted(numbers, reverse=True) or (given and not named):
         raise UserError(
-            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once"
+            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once; "
+            f"{NO_RANK} is a folder of no rank"
         )
     split = find_split(pictures, root, len(given))
-    parts, warnings = split.parts, [*split.warnings, *columns.misspelt(given or innermost)]
-    depth, first = max(map(len, parts.values())), 0
+    parts, warnings = split.parts, [*split.warnings, *columns.misspelt(named or innermost)]
+    depth = max(map(len, parts.values()))
     if not given and not innermost and depth > len(USUAL_RANKS):
         raise UserError(f"folders are nested {depth} deep; say what they are with --folder-ranks, from the outermost")
-    levels = given or (tuple(innermost) or USUAL_RANKS)[:depth][::-1]
-    if not given and depth > len(levels):
-        first = depth - len(levels)
-        named = ", ".join(map(columns.rank_name, levels))
-        warnings.append(
-            f"folders are nested {depth} deep and --ranks names {len(levels)} ({named}): those further out have no rank"
-        )
-    parts = {folder: names[first:] for folder, names in parts.items()}
-    deeper = tuple(folder for folder, names in parts.items() if len(names) > len(levels))
-    if deeper:
-        shown = ", ".join(map(printable, deeper[:3]))
-        warnings.append(f"{len(deeper)} folders lie deeper than the ranks and count for the ones around: {shown}")
-    classes = {folder: names[: len(levels)] for folder, names in parts.items()}
+    of_folders = given or (tuple(innermost) or USUAL_RANKS)[:depth][::-1]
+    if depth > len(of_folders):
+        raise UserError(_untaken(parts, of_folders, depth))
+    places = tuple(place for place, level in enumerate(of_folders) if level != NO_RANK)
+    levels = tuple(of_folders[place] for place in places)
+    classes = {folder: tuple(names[at] for at in places if at < len(names)) for folder, names in parts.items()}
     classes, notes = _at_their_depth(classes, levels)
     if not given and not innermost:
         notes += _rare_depth(parts, pictures)
-    return Layout(levels, first, classes, split, deeper, (*warnings, *notes))
+    return Layout(levels, places, classes, split, (*warnings, *notes))
+
+
+def _untaken(parts: Mapping[str, tuple[str, ...]], levels: Sequence[str], depth: int) -> str:
+    """What is wrong where folders are nested deeper than there are ranks, with both readings."""
+    ranks = [level if level == NO_RANK else columns.rank_name(level) for level in levels]
+    deepest = [names for names in parts.values() if len(names) == depth]
+    missing, names = depth - len(levels), deepest[0]
+
+    def reading(ranks: Sequence[str]) -> str:
+        taken = [f"{printable(name)} = {rank}" for name, rank in zip(names, ranks) if rank != NO_RANK]
+        return f"--folder-ranks={','.join(ranks)} ({', '.join(taken)})"
+
+    return (
+        f"folders are nested {depth} deep, such as {printable('/'.join(names))} ({len(deepest)} in all), and {len(ranks)} "
+        f"ranks are named ({', '.join(ranks)}): name one for each, from the outermost, or {NO_RANK} for a folder of no "
+        f"rank. Those further out have none: {reading([NO_RANK] * missing + ranks)}; or those further in count for the "
+        f"folder around: {reading(ranks + [NO_RANK] * missing)}"
+    )
 
 
 def _at_their_depth(
@@ -256,7 +269,8 @@ def _rare_depth(parts: Mapping[str, tuple[str, ...]], pictures: Mapping[str, int
     shown = ", ".join(map(printable, deep[:3])) + (f" ... ({len(deep)} folders)" if len(deep) > 3 else "")
     return [
         f"only {few} of {few + sum(shallower.values())} pictures lie as deep as {shown}, which makes the folders "
-        f"{', '.join(now)}; if that folder is no rank of its own, give --folder-ranks {','.join(ranks)}"
+        f"{', '.join(now)}; if that folder is no rank of its own, give "
+        f"--folder-ranks={','.join([*ranks, *[NO_RANK] * (deepest - usual)])}"
     ]
 
 

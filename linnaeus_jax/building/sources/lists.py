@@ -69,7 +69,8 @@ def read(
     """Reads lists with one picture on each line: its path, then its labels.
 
     Fields are separated by commas, tabs, semicolons, bars or spaces. Labels are names or numbers; 0 is a class. Without
-    labels the folders of a path are them, the innermost first.
+    labels the folders of a path are them, the innermost first; further ones must be of no account, or `columns` be
+    the path alone.
 
     Args:
       lists: of which each gives the split of its pictures.
@@ -99,6 +100,8 @@ def read(
             )
     read_in = [_without_header(lines) for lines in read_in]
     wanted = tuple(ranks) or _usual_ranks(read_in[0], lists[0].file, columns)
+    if read_in[0].width == 1 and not columns:
+        _check_depth([lines.fields[row][0] for lines in read_in for row in range(len(lines.fields))], wanted)
     frames, warnings = [], []
     for number, (one, lines) in enumerate(zip(lists, read_in)):
         places = _places(lines, wanted, columns, one.file, named=bool(class_names))
@@ -183,7 +186,7 @@ def _usual_ranks(lines: FieldLines, file: Path, columns: Sequence[str]) -> tuple
     path = _path_place(lines)
     named = [name for name in columns if name not in (PATH, SKIPPED)]
     named = named or [name for place, name in enumerate(lines.header) if place != path]
-    if lines.width <= 2 and not columns:
+    if lines.width <= 2 and (not columns or columns == [PATH]):
         return ("L10",)
     if named:
         return tuple(map(own_or_level, named))
@@ -191,6 +194,21 @@ def _usual_ranks(lines: FieldLines, file: Path, columns: Sequence[str]) -> tuple
         f"{file.name} has {lines.width - 1} labels on each line ({printable(', '.join(lines.fields[0]))}): name them "
         "with --ranks, finest first, e.g. --ranks fine,coarse"
     )
+
+
+def _check_depth(paths: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises UserError where folders that tell pictures apart lie further out than there are ranks."""
+    inside = pl.Series(paths, dtype=pl.String).str.replace_all("\\", "/", literal=True).str.replace(r"^(\.?/)+", "")
+    folders = [path.split("/")[: -1 - len(wanted)] for path in inside.unique(maintain_order=True)]
+    outer = list(dict.fromkeys("/".join(name for name in names if not split_named(name)) for names in folders))
+    if len([names for names in outer if names]) > 1:
+        ranks = ",".join(map(rank_name, wanted))
+        shown = " and ".join(map(printable, [names for names in outer if names][:2]))
+        raise UserError(
+            f"the paths have folders further out than the rank that is named ({ranks}), such as {shown}: give each a "
+            f"rank, finest first, e.g. --ranks {ranks},{'family' if wanted == ('L10',) else 'coarse'}; or leave them out "
+            "with --columns path"
+        )
 
 
 def _path_place(lines: FieldLines) -> int:
