@@ -45,6 +45,23 @@ _PATTERNS = {fault: re.compile(pattern) for fault, pattern in _FAULTS.items()}
 UNSAFE = re.compile("|".join(list(_FAULTS.values())[1:]).encode())
 
 
+#: names of folders and files that systems and programs make for themselves, beside all that begin with a dot: trash,
+#: previews, thumbnails, indexes
+_OF_SYSTEMS = re.compile(
+    r"@eadir|@recycle|@recently-snapshot|@__thumb|@tmp|@sharebin|#recycle|#snapshot"  # Synology, QNAP
+    r"|\$recycle\.bin|recycler|recycled|system volume information|found\.\d{3}|thumbs\.db|ehthumbs.*\.db|desktop\.ini"
+    r"|__macosx|network trash folder|temporary items|icon\r|lost\+found|thumbnails|__pycache__|node_modules"
+    r"|.*\.(lrdata|lrcat-data|photoslibrary|photolibrary|aplibrary|cocatalog)|captureone|ipod photo cache"
+    r"|adobe bridge cache|synophoto_.*|synofile_.*|synoindex_.*|~.*\.tmp",
+    re.IGNORECASE,
+)
+
+
+def is_of_system(name: str) -> bool:
+    """Whether a folder or file is of a system or program rather than of a person: "@eaDir", ".thumbnails", "._a.jpg"."""
+    return name.startswith(".") or _OF_SYSTEMS.fullmatch(name) is not None
+
+
 def is_picture(path: str) -> bool:
     """Whether a path ends like one of a picture."""
     return _IS_PICTURE.search(path) is not None

@@ -17,7 +17,7 @@ import polars as pl
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
-from linnaeus_jax.reading.paths import SUFFIX, SUFFIXES, is_picture, path_fault
+from linnaeus_jax.reading.paths import SUFFIX, SUFFIXES, is_of_system, is_picture, path_fault
 from linnaeus_jax.reading.text import printable
 
 #: absolute paths, with "/" between folders
@@ -37,6 +37,7 @@ class Listing:
       refused: path -> why, of what may not be read; names that are not UTF-8 hold surrogates.
       folders: folders seen, relative to the root.
       links: folder links that stay below the root, which are not descended into -> where they lead.
+      of_systems: pictures that systems and programs made for themselves, such as thumbnails; a record may name one.
     """
 
     root: Path
@@ -44,6 +45,7 @@ class Listing:
     refused: dict[str, str] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
+    of_systems: list[str] = field(default_factory=list)
 
     def pictures(self) -> list[str]:
         """The files with a suffix of pictures."""
@@ -59,6 +61,13 @@ class Listing:
         if others:
             kinds = ", ".join(f"{printable(suffix)} {count}" for suffix, count in others.most_common(5))
             found.append(f"{others.total()} files are left aside, since their suffix is not one of pictures: {kinds}")
+        if self.of_systems:
+            names = Counter(next(filter(is_of_system, path.split("/"))) for path in self.of_systems)
+            kinds = ", ".join(f"{printable(name)} {count}" for name, count in names.most_common(5))
+            found.append(
+                f"{len(self.of_systems)} pictures are left aside, since they are thumbnails, trash or other files of "
+                f"systems and programs: {kinds}{' ...' * (len(names) > 5)}; to use them, name their folder itself"
+            )
         if self.links:
             found.append(
                 f"{len(self.links)} links to folders below {self.root.name} are left aside: what they lead to is there"
@@ -82,7 +91,7 @@ def list_files(
     leave_out: Sequence[Path] = (),
     progress: schema.Progress | None = None,
 ) -> Listing:
-    """Files below a folder, hidden ones left out.
+    """Files below a folder; hidden ones and those of systems (`paths.is_of_system`) are left aside.
 
     Args:
       root: an absolute path.
@@ -107,7 +116,9 @@ def list_files(
             listing.refused[folder] = LINK_OUT
             continue
         listing.folders.append(folder)
-        below = _list_one(listing, folder, fault, real_root, follow_links)
+        below, of_systems = _list_one(listing, folder, fault, real_root, follow_links)
+        for path in of_systems:
+            _add_of_systems(listing, path, inside=folders is None)
         if folders is None:
             for path, path_fault in below:
                 target = os.path.realpath(os.path.join(root, path))
@@ -120,20 +131,24 @@ def list_files(
     return listing
 
 
-def _list_one(listing: Listing, folder: str, fault: str, real_root: str, follow_links: bool) -> list[tuple[str, str]]:
-    """Adds the files of one folder; returns its folders as (path, why nothing in them may be used or "")."""
-    below = []
+def _list_one(
+    listing: Listing, folder: str, fault: str, real_root: str, follow_links: bool
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Adds the files of one folder; returns its folders as (path, why nothing in them may be used or ""), and what in it
+    is of systems."""
+    below, of_systems = [], []
     try:
         entries = sorted(os.scandir(os.path.join(listing.root, folder)), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return [], []
     except OSError as error:
         listing.refused[folder] = f"cannot be read: {error.strerror}"
-        return []
+        return [], []
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
         path = f"{folder}/{entry.name}" if folder else entry.name
+        if is_of_system(entry.name):
+            of_systems.append(path)
+            continue
         entry_fault = fault or _name_fault(entry.name)
         if entry.is_symlink():
             target = os.path.realpath(entry.path)
@@ -151,7 +166,20 @@ def _list_one(listing: Listing, folder: str, fault: str, real_root: str, follow_
                 listing.refused[path] = entry_fault
             else:
                 listing.files.append(path)
-    return below[::-1]
+    return below[::-1], of_systems
+
+
+def _add_of_systems(listing: Listing, path: str, *, inside: bool) -> None:
+    """Notes the pictures of a file, or inside of a folder, of systems; what cannot be read there does not matter."""
+    top = os.path.join(listing.root, path)
+    if os.path.islink(top):
+        return
+    found = [path] if os.path.isfile(top) else []
+    for place, folders, names in os.walk(top) if inside else ():
+        folders.sort()
+        below = os.path.relpath(place, listing.root).replace(os.sep, "/")
+        found += [f"{below}/{name}" for name in sorted(names)]
+    listing.of_systems += [path for path in found if is_picture(path) and not _name_fault(path)]
 
 
 def _is_below(path: str, root: str) -> bool:
@@ -190,7 +218,7 @@ def find_files(
         paths = distinct.filter(pl.col("path").map_batches(_unfaulted, pl.Boolean))["path"]
         folders = paths.str.replace(r"/?[^/]*$", "").unique()
         listing = list_files(root, folders.to_list(), follow_links=follow_links)
-    files = pl.Series("file", listing.files, dtype=pl.String)
+    files = pl.Series("file", [*listing.files, *listing.of_systems], dtype=pl.String)
     for key in ("named", "path"):
         here = pl.DataFrame({key: files, f"by_{key}": files})
         distinct = distinct.join(here, on=key, how="left")

@@ -91,7 +91,7 @@ def test_given_ranks(tmp_path):
             {"ranks": ["class", "family"]},
             [
                 "--folder-ranks=-,class,family (Albatross = class, Laysan = family)",
-                "--folder-ranks=class,family,- (Aves",
+                "=class,family,- (Aves = class, ",
             ],
         ),
         (
@@ -392,3 +392,13 @@ def test_every_picture_is_one_row(tmp_path_factory, files):
         assert all("/" not in path for path in pictures)
         return
     assert frame["picture"].to_list() == pictures
+
+
+def test_thumbnails_of_a_disk_are_no_classes(tmp_path):
+    names = ("Parus major/1.jpg", "Parus ater/2.jpg")
+    thumbnails = ("Parus major/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "#recycle/Parus niger/3.jpg", ".Trashes/501/4.jpg")
+    source = folders.read(tree(tmp_path, *names, *thumbnails))
+    assert source.levels == ("L10",)
+    assert source.frame["picture"].to_list() == sorted(names)
+    assert "3 pictures are left aside, since they are thumbnails, trash" in source.warnings[0]
+    assert labels(tmp_path / "#recycle", "name_L10") == [("Parus niger/3.jpg", "Parus niger")]

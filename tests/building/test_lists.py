@@ -170,15 +170,14 @@ def test_missing_pictures_are_rows_and_a_warning(tmp_path):
 
 
 def test_folders_further_out_than_the_ranks_of_a_list_of_paths(tmp_path):
-    paths = [
-        f"{side}/{order}/{kind}/{side}{kind}.jpg" for side in ("train", "test") for order, kind in ("xa", "xb", "yc")
-    ]
+    kinds = [(side, *kind) for side in ("train", "test") for kind in ("xa", "xb", "yc")]
+    paths = [f"{side}/{order}/{kind}/{side}{kind}.jpg" for side, order, kind in kinds]
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"x")
     file = tmp_path / "all.txt"
     file.write_text("\n".join(paths))
-    with pytest.raises(UserError, match="such as x and y: .* --ranks species,family; .* --columns path"):
+    with pytest.raises(UserError, match=r"such as x and y: .* --ranks species,family; .* --columns path"):
         lists.read([ListFile(None, file)])
     alone = lists.read([ListFile(None, file)], columns=["path"])
     assert alone.frame["name_L10"].cast(pl.String).to_list() == ["a", "b", "c"] * 2

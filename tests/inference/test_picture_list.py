@@ -124,3 +124,17 @@ def test_shards_are_disjoint_cover_all_and_do_not_depend_on_the_others():
     fewer = of_shard(pictures(100, "/mounted/elsewhere"), Shard(2, 4))
     assert [p.relative for p in fewer] == [p.relative for p in parts[1] if int(p.path.stem) < 100]
     assert of_shard(many, Shard(1, 1)) == many
+
+
+def test_thumbnails_of_systems_are_answered_only_where_they_are_named(folder):
+    thumbnail = "photos/sub/@eaDir/c.jpeg/SYNOPHOTO_THUMB_M.jpg"
+    for name in (thumbnail, "photos/#recycle/e.jpg"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    everything, said = names("photos"), []
+    assert not any("@" in name or "#" in name for name in everything)
+    listed = list_pictures(["photos/**/*.*", "photos/*"], say=said.append)
+    assert sorted(picture.name for picture in listed) == sorted([*everything, "photos/notes.txt"])
+    assert said[0] == "photos/**/*.*: 2 files or folders of systems and programs are left aside"
+    assert names(thumbnail) == [thumbnail]
+    assert names("photos/#recycle") == names("photos/#recycle/*.jpg") == ["photos/#recycle/e.jpg"]

@@ -180,3 +180,47 @@ def test_no_such_folder(tmp_path):
     touch(tmp_path, "file")
     with pytest.raises(UserError, match="is not a folder"):
         open_folder(tmp_path / "file")
+
+
+#: what lies beside pictures on disks of Synology, QNAP, macOS, Windows and Linux, and in folders of programs
+OF_SYSTEMS = [
+    *("@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_XL.jpg", "a/SYNOFILE_THUMB_S.png"),
+    *("#recycle/a/2.jpg", "#snapshot/x/3.jpg", "@Recycle/4.jpg", ".@__thumb/s8001.jpg", "@Recently-Snapshot/5.jpg"),
+    *("$RECYCLE.BIN/S-1-5-21/$R1.jpg", "RECYCLER/6.jpg", "System Volume Information/7.png", "FOUND.000/8.jpg"),
+    *(".Trash-1000/files/9.jpg", ".Trashes/501/10.jpg", "lost+found/11.jpg", ".thumbnails/normal/12.png"),
+    *("__MACOSX/a/._1.jpg", "a/._1.jpg", ".AppleDouble/1.jpg", "Network Trash Folder/13.jpg"),
+    *("Catalog Previews.lrdata/0/14.jpg", ".picasaoriginals/15.jpg", "a/CaptureOne/Cache/16.jpg", ".git/17.png"),
+    *(
+        "Fotos.photoslibrary/r/1.jpg",
+        ".ipynb_checkpoints/1-checkpoint.png",
+        "a/__pycache__/18.png",
+        "Thumbnails/19.jpg",
+    ),
+]
+
+
+def test_what_systems_made_for_themselves_is_left_aside_and_counted(tmp_path):
+    touch(tmp_path, "a/1.jpg", "b.lr/2.jpg", "a/recycled paper.jpg", "a/Thumbs.db", ".DS_Store", *OF_SYSTEMS)
+    listing = list_files(tmp_path)
+    assert listing.pictures() == ["a/1.jpg", "a/recycled paper.jpg", "b.lr/2.jpg"]
+    assert sorted(listing.of_systems) == sorted(OF_SYSTEMS)
+    assert set(listing.folders) == {"", "a", "b.lr"}
+    (warning,) = listing.warnings()
+    assert warning.startswith(f"{len(OF_SYSTEMS)} pictures are left aside, since they are thumbnails, trash or ")
+    assert "@eaDir 2" in warning
+    assert unclaimed(listing, pl.Series(["a/1.jpg"])).select("picture").to_series().to_list() == [
+        "a/recycled paper.jpg",
+        "b.lr/2.jpg",
+    ]
+
+
+@pytest.mark.parametrize("path", ["@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "lost+found/11.jpg", ".Trashes/501/10.jpg"])
+def test_a_folder_of_a_system_that_is_named_is_read(tmp_path, path):
+    touch(tmp_path, "a/1.jpg", *OF_SYSTEMS)
+    top = tmp_path / path.partition("/")[0]
+    inside = path.partition("/")[2]
+    assert list_files(tmp_path, [path.rpartition("/")[0]]).files == ([path] if "SYNO" not in path else [])
+    if "SYNO" not in path:
+        assert list_files(top).pictures() == [inside]
+    for listing in (None, list_files(tmp_path)):
+        assert find_files(pl.Series([path]), tmp_path, listing).row(0) == (path, None, None)

@@ -21,6 +21,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.hdf5 import BOMB_RATIO, BOMB_SIZE
 from linnaeus_jax.reading.delimited import Dialect, TextSource, check_encoding
 from linnaeus_jax.reading.table import check_tar
+from linnaeus_jax.reading.paths import is_of_system
 from linnaeus_jax.reading.text import printable
 
 META = "meta.xml"
@@ -52,7 +53,7 @@ class Archive:
             members = [info for info in self._zip.infolist() if not info.is_dir()]
             for info in members:
                 self._check_member(info)
-        names = [info.filename for info in members if not info.filename.startswith("__MACOSX/")]
+        names = [info.filename for info in members if not any(map(is_of_system, info.filename.split("/")))]
         # zips of a folder, made by hand, have everything in that folder
         metas = [name for name in names if name.rpartition("/")[2] == META]
         self._inside = metas[0][: -len(META)] if len(metas) == 1 else ""

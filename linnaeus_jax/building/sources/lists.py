@@ -202,12 +202,11 @@ def _check_depth(paths: Sequence[str], wanted: Sequence[str]) -> None:
     folders = [path.split("/")[: -1 - len(wanted)] for path in inside.unique(maintain_order=True)]
     outer = list(dict.fromkeys("/".join(name for name in names if not split_named(name)) for names in folders))
     if len([names for names in outer if names]) > 1:
-        ranks = ",".join(map(rank_name, wanted))
+        ranks, coarser = ",".join(map(rank_name, wanted)), "family" if wanted == ("L10",) else "coarse"
         shown = " and ".join(map(printable, [names for names in outer if names][:2]))
         raise UserError(
             f"the paths have folders further out than the rank that is named ({ranks}), such as {shown}: give each a "
-            f"rank, finest first, e.g. --ranks {ranks},{'family' if wanted == ('L10',) else 'coarse'}; or leave them out "
-            "with --columns path"
+            f"rank, finest first, e.g. --ranks {ranks},{coarser}; or leave them out with --columns path"
         )
 
 

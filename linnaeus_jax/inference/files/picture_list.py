@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading.paths import is_picture
+from linnaeus_jax.reading.paths import is_of_system, is_picture
 from linnaeus_jax.reading.picture_folder import list_files
 from linnaeus_jax.reading.schema import Progress
 from linnaeus_jax.reading.shards import Shard
@@ -57,8 +57,8 @@ def list_pictures(
 
     One that is named several times is there as often, so that there is an answer for each name given.
 
-    A file is taken whatever its suffix, a folder gives its files with a suffix of pictures, hidden ones left out. Links
-    are followed.
+    A file is taken whatever its suffix, a folder gives its files with a suffix of pictures. What systems made for
+    themselves, such as thumbnails, is left aside unless it is named itself. Links are followed.
 
     Args:
       recursive: also the folders below a folder.
@@ -69,7 +69,7 @@ def list_pictures(
     """
     found: list[PictureFile] = []
     for text in given:
-        for path in _matches(text):
+        for path in _matches(text, say):
             found += _of_folder(path, recursive, progress, say) if os.path.isdir(path) else [_of_file(path)]
     if not found:
         raise UserError(f"no pictures below {', '.join(given)}; files are known as pictures by their suffix")
@@ -79,7 +79,7 @@ def list_pictures(
     return found
 
 
-def _matches(text: str) -> list[str]:
+def _matches(text: str, say: Callable[[str], None]) -> list[str]:
     """Files and folders that one argument stands for."""
     if os.path.exists(os.path.expanduser(text)):
         return [os.path.expanduser(text)]
@@ -88,7 +88,11 @@ def _matches(text: str) -> list[str]:
     matches = sorted(glob.glob(os.path.expanduser(text), recursive=True))
     if not matches:
         raise UserError(f"no file fits the pattern {printable(text)}")
-    return matches
+    named = set(os.path.normpath(os.path.expanduser(text)).split(os.sep))
+    kept = [path for path in matches if not any(map(is_of_system, {*os.path.normpath(path).split(os.sep)} - named))]
+    if len(kept) < len(matches):
+        say(f"{printable(text)}: {len(matches) - len(kept)} files or folders of systems and programs are left aside")
+    return kept
 
 
 def _of_file(path: str) -> PictureFile:
