@@ -58,7 +58,7 @@ _OF_SYSTEMS = re.compile(
 
 
 def is_of_system(name: str) -> bool:
-    """Whether a folder or file is of a system or program rather than of a person: "@eaDir", ".thumbnails", "._a.jpg"."""
+    """Whether a folder or file is of a system or program, not of a person: "@eaDir", ".thumbnails", "._a.jpg"."""
     return name.startswith(".") or _OF_SYSTEMS.fullmatch(name) is not None
 
 

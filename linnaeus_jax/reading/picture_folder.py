@@ -134,8 +134,8 @@ def list_files(
 def _list_one(
     listing: Listing, folder: str, fault: str, real_root: str, follow_links: bool
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Adds the files of one folder; returns its folders as (path, why nothing in them may be used or ""), and what in it
-    is of systems."""
+    """Adds the files of one folder; returns its folders as (path, why nothing in them may be used or ""), and the paths
+    in it that are of systems."""
     below, of_systems = [], []
     try:
         entries = sorted(os.scandir(os.path.join(listing.root, folder)), key=lambda entry: entry.name)

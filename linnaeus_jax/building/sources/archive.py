@@ -20,8 +20,8 @@ from typing import IO, BinaryIO, cast
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.hdf5 import BOMB_RATIO, BOMB_SIZE
 from linnaeus_jax.reading.delimited import Dialect, TextSource, check_encoding
-from linnaeus_jax.reading.table import check_tar
 from linnaeus_jax.reading.paths import is_of_system
+from linnaeus_jax.reading.table import check_tar
 from linnaeus_jax.reading.text import printable
 
 META = "meta.xml"

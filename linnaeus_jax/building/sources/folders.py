@@ -213,9 +213,9 @@ def _untaken(parts: Mapping[str, tuple[str, ...]], levels: Sequence[str], depth:
 
     return (
         f"folders are nested {depth} deep, such as {printable('/'.join(names))} ({len(deepest)} in all), and "
-        f"{len(ranks)} ranks are named ({', '.join(ranks)}): name one for each, from the outermost, or {NO_RANK} for a folder of no "
-        f"rank. Those further out have none: {reading([NO_RANK] * missing + ranks)}; or those further in count for the "
-        f"folder around: {reading(ranks + [NO_RANK] * missing)}"
+        f"{len(ranks)} ranks are named ({', '.join(ranks)}): name one for each, from the outermost, or {NO_RANK} for a "
+        f"folder of no rank. Those further out have none: {reading([NO_RANK] * missing + ranks)}; or those further in "
+        f"count for the folder around: {reading(ranks + [NO_RANK] * missing)}"
     )
 
 
