@@ -23,16 +23,18 @@ PRESENCE, SPECIMEN, CATALOG, DATASET = "_presence", "_occurrence_id", "_catalog_
 MEDIA_TYPE, MEDIA_FORMAT, IDENTIFIER, CREATOR = "_type", "_format", "_identifier", "_creator"
 #: a label of no named rank, as tables for machine learning have them: the species where nothing better is there
 LABEL = "_label"
-#: name of a class folder, in the taxonomy beside class folders
+#: name of a class folder, in the taxonomy beside class folders; elsewhere the folder of a picture, see `file_columns`
 FOLDER = "_folder"
+#: the folder around all of them, a whole path beside the name, and a name beside the folder
+ROOT_FOLDER, FILE_PATH, FILE_NAME = "_root_folder", "_file_path", "_file_name"
 #: part of a column named like a rank alone: ids or names, seen from its values
 EITHER = "_either"
 
 #: standard column -> tiers of usual names, the best first; the standard name itself always comes before them
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
     schema.PICTURE: (
-        "image img photo file_name filename file path",
-        "image_path picture_path photo_path file_path filepath image_file picture_file img_path imagefile",
+        "image img photo file_name filename file",
+        "path image_path picture_path photo_path file_path filepath image_file picture_file img_path imagefile",
         "img_identifiers img_identifier image_id photo_id image_name picture_name",
         "image_url photo_url picture_url url_image",
     ),
@@ -75,7 +77,13 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     SPECIMEN: ("occurrenceID",),
     CATALOG: ("catalogNumber",),
     DATASET: ("datasetID",),
-    FOLDER: ("folder folder_name directory image_dir_name class_folder",),
+    FOLDER: (
+        "relative_path rel_path",
+        "folder folder_name directory image_dir_name class_folder dir dir_name folder_path directory_path",
+    ),
+    ROOT_FOLDER: ("root_folder", "folder"),
+    FILE_PATH: ("path file_path image_path", "location"),
+    FILE_NAME: ("name",),
     LABEL: ("label class_name category_name category",),
 }
 #: the same for the media file of an archive
@@ -298,6 +306,12 @@ def link_columns(
             if len(best) > 1 and not first:
                 raise UserError(_twice(where, standard, [header[position] for position in best]))
             positions[standard] = best[0]
+    for standard, other in (
+        (FOLDER, ROOT_FOLDER),
+        *((schema.PICTURE, name) for name in (FOLDER, FILE_PATH, FILE_NAME)),
+    ):
+        if other in positions and positions[other] == positions.get(standard):
+            del positions[other]
     return Links({standard: header[position] for standard, position in positions.items()}, positions)
 
 

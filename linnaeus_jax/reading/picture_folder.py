@@ -199,8 +199,8 @@ def find_files(
 ) -> pl.DataFrame:
     """Files that records name.
 
-    A path may be relative to the root or absolute below it, with "/" or "\\" between folders. A suffix that is missing
-    or differs in case, and another Unicode form of the same name, are found where only one file fits.
+    A path may be relative to the root or absolute below it, with "/" or "\\" between folders. A suffix that is missing,
+    another case and another Unicode form of the same name are found where only one file fits.
 
     Args:
       named: String [N], null = none.
@@ -312,7 +312,8 @@ class _Near:
                 other = "/".join([self._listing.links[start], *parts[end:]]).removeprefix("./")
                 if other in self._files:
                     return other, None, None
-        files = self._keys().get(_near_key(path), []) or self._keys().get(_bare_key(path), [])
+        keys = (_near_key(path), _bare_key(path), _any_case_key(path))
+        files = next(filter(None, (self._keys().get(key) for key in keys)), [])
         if len(files) == 1:
             return files[0], None, None
         detail = f"{len(files)} files fit: {', '.join(map(printable, files[:3]))}" if files else None
@@ -322,9 +323,8 @@ class _Near:
         if self._by_key is None:
             self._by_key = {}
             for path in self._listing.pictures():
-                self._by_key.setdefault(_near_key(path), []).append(path)
-                stem = path[: path.rfind(".")]
-                self._by_key.setdefault(_bare_key(stem), []).append(path)
+                for key in (_near_key(path), _bare_key(path[: path.rfind(".")]), _any_case_key(path)):
+                    self._by_key.setdefault(key, []).append(path)
         return self._by_key
 
 
@@ -333,6 +333,11 @@ def _near_key(path: str) -> str:
     path = unicodedata.normalize("NFC", path)
     match = re.search(SUFFIX, path)
     return path[: match.start()] + match[0].lower() if match else path
+
+
+def _any_case_key(path: str) -> str:
+    """Key of a path in any case, as Windows takes it, which no path has as it is."""
+    return "//" + _near_key(path).casefold()
 
 
 def _bare_key(path: str) -> str:

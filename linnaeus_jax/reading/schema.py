@@ -16,6 +16,7 @@ import polars as pl
 # Why a row is not used. The same words stand in rejected.csv, in totals and in the manual.
 NO_PICTURE_NAMED = "no picture named"
 NO_SUCH_PICTURE = "no such picture"
+AMBIGUOUS = "ambiguous picture name"
 UNREADABLE_PICTURE = "unreadable picture"
 DUPLICATE_PICTURE = "duplicate picture"
 NO_LABEL = "no usable label"
@@ -27,6 +28,7 @@ UNCLAIMED = "no record names it"
 REASONS: tuple[str, ...] = (
     NO_PICTURE_NAMED,
     NO_SUCH_PICTURE,
+    AMBIGUOUS,
     UNREADABLE_PICTURE,
     DUPLICATE_PICTURE,
     NO_LABEL,

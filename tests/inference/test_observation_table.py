@@ -102,7 +102,10 @@ def test_repeated_rows_do_no_harm(tmp_path):
     [
         ("what,latitude\na,1\n", r"no column names the pictures; call it file, or say which it is with --map picture="),
         ("file,species\na,1\n", r"has none of the columns latitude, longitude, date and elevation"),
-        ("file,path,latitude\na,b,1\n", r"the columns 'file' and 'path' both stand for picture; choose one with --map"),
+        (
+            "file,filename,latitude\na,b,1\n",
+            r"the columns 'file' and 'filename' both stand for picture; choose one with --map",
+        ),
         ("file,latitude\n", r"has a header and no records"),
     ],
 )
@@ -116,3 +119,8 @@ def test_what_is_left_out_is_said(tmp_path):
     assert found.pictures == ["b.jpg"]
     assert "1 malformed records are left out, first line 2" in found.warnings[0]
     assert "1 records name no picture" in found.warnings[1]
+
+
+def test_a_column_of_folders_joins_that_of_names(tmp_path):
+    (tmp_path / "t.csv").write_text("File,RelativePath,latitude\n1.jpg,A\\b,1\n1.jpg,B,2\n2.jpg,,3\n")
+    assert read_observation_table(tmp_path / "t.csv").pictures == ["A/b/1.jpg", "B/1.jpg", "2.jpg"]

@@ -14,10 +14,14 @@ from linnaeus_jax.building.sources.source import MAP, PICTURES, RANK_MAP, SEPARA
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
+from linnaeus_jax.reading.file_columns import has_folders, joined_paths
 from linnaeus_jax.reading.identification import check_taxa, identify
 from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reading.table import QUOTES, TextOptions, read_columns
+from linnaeus_jax.reading.text import printable
+
+_TIMES = ("date", "time", "year", "month", "day", "hour")
 
 
 def read(
@@ -60,18 +64,22 @@ def read(
     frame, links, warnings = read_columns(
         table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
     )
+    listing = None
+    if pictures is not None or _needs_listing(frame) or has_folders(frame):
+        listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    if has_folders(frame):
+        frame, links = _with_folders(frame, links, listing)
     frame, levels, notes = identify(frame, links, table.name, names)
     frame = records.standard_splits(frame)
     if doi:
         own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
         frame = frame.with_columns(pl.coalesce(own, pl.lit(doi)).alias("doi"))
-    listing = None
-    if pictures is not None or _needs_listing(frame):
-        listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
     if schema.PICTURE in frame.columns:
         named, mapped = relative_to(frame[schema.PICTURE], root)
         frame, warnings = frame.with_columns(named.alias(schema.PICTURE)), [*warnings, *mapped]
     frame = _with_files(frame, root, listing, follow_links)
+    frame, ambiguous = _without_ambiguous(frame, table.name)
+    notes += ambiguous
     frame = schema.standard_frame(frame, levels)
     if pictures is not None and listing is not None:
         rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
@@ -106,6 +114,34 @@ def _needs_listing(frame: pl.DataFrame) -> bool:
     if schema.PICTURE not in frame.columns:
         return True
     return bool(frame.select(matching.is_address(schema.PICTURE).any()).item())
+
+
+def _with_folders(frame: pl.DataFrame, links: Links, listing: Listing | None) -> tuple[pl.DataFrame, Links]:
+    """`picture` joined from the columns of folders and names, and links that say so."""
+    paths, made_of = joined_paths(frame, listing)
+    names = {**links.names, schema.PICTURE: " + ".join(links.names[name] for name in made_of)}
+    return frame.with_columns(paths.alias(schema.PICTURE)), Links(names, links.positions)
+
+
+def _without_ambiguous(frame: pl.DataFrame, where: str) -> tuple[pl.DataFrame, list[str]]:
+    """Rejects records that name one file by its name alone though they are of several pictures: their times differ."""
+    times = [name for name in _TIMES if name in frame.columns]
+    picture = pl.when(pl.col(schema.REASON).is_null() & ~pl.col(schema.PICTURE).str.contains("/")).then(schema.PICTURE)
+    frame = frame.with_columns(picture.alias("_bare"))
+    again = frame.filter(pl.col("_bare").is_not_null() & pl.col("_bare").is_duplicated())
+    if again.is_empty() or not times:
+        return frame.drop("_bare"), []
+    taken = again.group_by("_bare").agg(pl.struct(times).n_unique().alias("times"))
+    several = taken.filter(pl.col("times") > 1)["_bare"]
+    detail = "other records name it, too, with other times: which folder's picture is meant?"
+    frame = records.reject(frame, pl.col("_bare").is_in(several.implode()), schema.AMBIGUOUS, detail).drop("_bare")
+    if several.is_empty():
+        return frame, []
+    count = again.filter(pl.col("_bare").is_in(several.implode())).height
+    return frame, [
+        f"{where}: {count} records of different times name only {several.len()} files, such as "
+        f"{printable(several.sort()[0])}: they are of several folders; name their column with --map folder=COLUMN"
+    ]
 
 
 def _with_files(frame: pl.DataFrame, root: Path, listing: Listing | None, follow_links: bool) -> pl.DataFrame:

@@ -30,6 +30,12 @@ def looked_for(frame: pl.DataFrame, root: Path) -> str:
     for each in named:
         wanted = PurePosixPath(each.replace("\\", "/"))
         found = by_name.get(wanted.name)
+        if found is not None and len(alike := [path for path in there if PurePosixPath(path).name == wanted.name]) > 1:
+            several = ", ".join(printable(str(PurePosixPath(path).parent)) for path in alike[:3])
+            return (
+                f"{text}; {printable(wanted.name)} is in {len(alike)} folders ({several}{' ...' * (len(alike) > 3)}): "
+                "the records must say which, by the path or by a column that --map folder=COLUMN names"
+            )
         if found is not None:
             return f"{text}; {printable(str(root / found))!r} is there: give {_option(root, wanted, found)}"
     return f"{text}; there are other names, such as {printable(str(root / there[0]))!r}: give another --pictures"

@@ -13,8 +13,9 @@ import polars as pl
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.reading import schema
-from linnaeus_jax.reading.columns import Links
+from linnaeus_jax.reading.columns import FOLDER, Links
 from linnaeus_jax.reading.dates import BadDate, read_moment
+from linnaeus_jax.reading.file_columns import has_folders, joined_paths
 from linnaeus_jax.reading.observation import Observation, with_decimal_point
 from linnaeus_jax.reading.paths import is_picture
 from linnaeus_jax.reading.table import TextOptions, read_columns
@@ -25,7 +26,7 @@ _MOMENT = ("date", "time", "year", "month", "day", "hour")
 _TIME_OR_RANGE = re.compile(r"\d[T ]+\d{1,2} ?([:h]\d\d|[ap]\.?m)|^\d{4}-.*/", re.IGNORECASE)
 _KNOWN = ("latitude", "longitude", "elevation", *_MOMENT)
 #: columns that are looked for, by their usual names
-_COLUMNS = (schema.PICTURE, *_KNOWN)
+_COLUMNS = (schema.PICTURE, FOLDER, *_KNOWN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,8 @@ def read_observation_table(path: Path, mapping: Mapping[str, str] | None = None)
     if nameless:
         warnings = [*warnings, f"{path.name}: {nameless} records name no picture and are left out"]
         frame = frame.filter(pl.col(schema.PICTURE).is_not_null())
+    if has_folders(frame) and not frame[FOLDER].cast(pl.String).str.contains(r"^([/\\]|[A-Za-z]:)").any():
+        frame = frame.with_columns(joined_paths(frame, None)[0].alias(schema.PICTURE))
     pictures = (
         frame[schema.PICTURE].cast(pl.String).str.replace_all("\\", "/", literal=True).str.replace(r"^(\./)+", "")
     )
