@@ -6,7 +6,6 @@ Here stand the rules between keys, and the checks of other subpackages; `checks.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from linnaeus_jax.checks.tables import (
     tuple_errors,
     value_errors,
 )
+from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes
 from linnaeus_jax.config.keys import value_of
@@ -210,7 +210,7 @@ def _of_another_family(keys: Sequence[str], names: Sequence[str], config: Config
     one = len(keys) == 1
     values = {key: value_of(default, key) for key in keys}
     defaults = " and ".join(map(repr, values.values()))
-    arguments = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
+    arguments = typed_command(*(f"--config.{key}={value}" for key, value in values.items()))
     return (
         f"{', '.join(keys)} {'is a setting' if one else 'are settings'} of {' and '.join(names)}, but model.type = "
         f"{config.model.type!r}: remove {'it' if one else 'them'} (the default{'' if one else 's'}: {defaults}; "

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
+from linnaeus_jax.config.printable import print_readably
 from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.mistakes import InputError
 
@@ -29,6 +30,7 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
       status: of the user's errors. Any other error is one of this program: its status is `INTERNAL_ERROR`, and the
         traceback is written to a file, which the message names.
     """
+    print_readably()
     caught: tuple[type[Exception], ...] = (UserError, InputError, OSError, *errors)
     try:
         return call() or 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import complete_open_nodes, get_config
 from linnaeus_jax.config.errors import ConfigError, text_of
 from linnaeus_jax.config.key_help import key_help
@@ -224,7 +225,7 @@ def _load_file(given: str) -> ConfigDict:
     name, _, argument = given.partition(":")
     path = _shipped(name) or Path(name)
     if path.suffix in (".yaml", ".yml"):
-        raise ConfigError(f"--config={given}: YAML is loaded by --config=configs/yaml.py:{given}")
+        raise ConfigError(f"--config={given}: YAML is loaded by {typed_command(f'--config=configs/yaml.py:{given}')}")
     if not path.is_file():
         other = other_than_file(path)
         problem = f"this is {other}; give a Python file with get_config()" if other else "there is no such file"

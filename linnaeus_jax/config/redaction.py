@@ -7,6 +7,8 @@ import re
 from functools import cache
 from typing import Any
 
+from linnaeus_jax.config.printable import joined_bytes
+
 _SECRET = r"api_?key|app_?key|access_?key(?:_id)?|pass|passwd|password|secret|token|credentials?"
 #: a key whose text is a secret: one of these words, alone or beside others with an underscore between
 _SECRET_KEY = re.compile(rf"(?:.*[_-])?(?:{_SECRET})(?:[_-].*)?", re.IGNORECASE)
@@ -63,7 +65,7 @@ def _is_secret(name: str) -> bool:
 def sanitize(text: object) -> str:
     r"""Text for people, who may see it on a terminal: without secrets, and what is a command to the terminal written as
     an escape: `\x1b`, `\u202e`. Lines and tabs stay."""
-    return _COMMANDS.sub(_escape, redacted(str(text)))
+    return _COMMANDS.sub(_escape, joined_bytes(redacted(str(text))))
 
 
 def _escape(match: re.Match[str]) -> str:

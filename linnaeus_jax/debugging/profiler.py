@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from linnaeus_jax.config.commands import program, typed_command
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger("linnaeus_jax")
@@ -134,11 +135,10 @@ class StepProfiler:
         self._try("save a trace", jax.profiler.stop_trace)
         if self.active:
             log.info(
-                "profiler: %s trace saved; view it with: tensorboard --logdir %s (tab Profile), or: "
-                "python -m linnaeus_jax.tools.profile_summary %s",
+                "profiler: %s trace saved; view it with: %s (tab Profile), or: %s",
                 "complete" if complete else "unfinished",
-                self.output_dir,
-                self.output_dir,
+                typed_command("tensorboard", "--logdir", self.output_dir),
+                program("tools.profile_summary", self.output_dir),
             )
 
     def _try(self, what: str, action: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.debugging import crash_bundle, flag_texts, loss_texts, nonfinite
 from linnaeus_jax.debugging.event_log import (
@@ -219,7 +220,7 @@ class DebugSession:
         self.writes_bundle = False
         path = crash_bundle.write(self.directory.root / "crash", self._facts.config, step, state, batch)
         log.warning(
-            "update %d is not finite and was not applied; repeat it with: python -m linnaeus_jax.tools.replay %s",
+            "update %d is not finite and was not applied; repeat it with: %s",
             step,
-            path,
+            program("tools.replay", path),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.flags import COMMAND, QUICKSTART, SWITCHES, option_name
 from linnaeus_jax.config.tree import kind_of, nearest_key
@@ -16,10 +16,10 @@ from linnaeus_jax.migration.experiments import excuse_of, target_key, target_val
 def replacement(argv: Sequence[str]) -> str:
     """This program's command for a documented command line of another one."""
     given, notes = _foreign_options(argv)
-    words = [COMMAND]
+    words = COMMAND.split()
 
     def add(flag: str, value: str) -> None:
-        words.append(shlex.quote(f"--{flag}={value}"))
+        words.append(f"--{flag}={value}")
 
     if "cfg" in given:
         add("config", f"configs/yaml.py:{' '.join(given['cfg'])}")
@@ -40,7 +40,7 @@ def replacement(argv: Sequence[str]) -> str:
             add(name, " ".join(values))
         elif name not in (*OPTIONS, "config"):
             notes.append(f"--{name} is left out: it has no translation")
-    return "\n  ".join([" ".join(words), *(f"# {note}" for note in notes)])
+    return "\n  ".join([typed_command(*words), *(f"# {note}" for note in notes)])
 
 
 def _foreign_options(argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.data.preprocessing import BEST_SIDE
@@ -54,9 +54,8 @@ def _again(run: RunRecord, name: str, **settings: Any) -> str:
     """The command that trains once more, in a directory of its own, with some keys (`__` for dots) set otherwise."""
     folder = run.root.with_name(f"{run.root.name}_{name}") if run.root.name not in ("", "..") else Path(name)
     keys = {key.replace("__", "."): value for key, value in settings.items()}
-    arguments = [shlex.quote(f"--config.{key}={value}") for key, value in keys.items()]
-    start = f"python -m linnaeus_jax.main --config={_quoted(run.root / 'config.json')} --workdir={_quoted(folder)}"
-    return " ".join([start, *arguments])
+    given = [f"--config={run.root / 'config.json'}", f"--workdir={folder}"]
+    return program("main", *given, *(f"--config.{key}={value}" for key, value in keys.items()))
 
 
 def _lower_rate(run: RunRecord) -> Iterator[Suggestion]:
@@ -172,7 +171,7 @@ def _calibrate(run: RunRecord) -> Iterator[Suggestion]:
         yield Suggestion(
             f"probabilities are {100 * gap:.0f} points from the share that is right: a bundle measures temperatures "
             "that mend that",
-            f"python -m linnaeus_jax.tools.bundle {_quoted(run.root)} {_quoted(_bundle(run.root))}",
+            program("tools.bundle", run.root, _bundle(run.root)),
         )
 
 
@@ -201,12 +200,11 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
       pictures: a folder of pictures; None: a placeholder stands for it, which is said.
       made_by: the command that makes these pictures.
     """
-    made = _quoted(_bundle(run))
-    folder = "PICTURES" if pictures is None else shlex.quote(str(pictures))
+    made, folder = _bundle(run), Path("PICTURES") if pictures is None else pictures
     commands = {
-        f"python -m linnaeus_jax.tools.bundle {_quoted(run)} {made}": "the model, with what it needs to be used",
-        f"python -m linnaeus_jax.tools.predict {made} {folder}": "" if pictures else "PICTURES: a folder of pictures",
-        f"python -m linnaeus_jax.tools.serve {made}": "a page, to drop pictures on",
+        program("tools.bundle", run, made): "the model, with what it needs to be used",
+        program("tools.predict", made, folder): "" if pictures else "PICTURES: a folder of pictures",
+        program("tools.serve", made): "a page, to drop pictures on",
     }
     if made_by:
         commands = {made_by: "pictures to try it with"} | commands
@@ -215,7 +213,3 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
     return "\n".join(
         ["next:", *(f"  {line:<{width}}{note}".rstrip() for line, note in zip(commands, notes, strict=True))]
     )
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))

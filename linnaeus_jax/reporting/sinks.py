@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.redaction import redacted, sanitize
 from linnaeus_jax.config.section import nested
@@ -155,10 +156,10 @@ class Sinks:
         log.warning(
             "%s is off, training goes on; %s. It is tried again from time to time, at the end of an epoch, and gets "
             "every row then; it can also be made afterwards from the metrics log with "
-            "`python -m linnaeus_jax.tools.replay_metrics %s`",
+            "`%s`",
             name,
             why,
-            "RUN" if self.metrics_log is None else self.metrics_log.path.parent.parent,
+            program("tools.replay_metrics", "RUN" if self.metrics_log is None else self.metrics_log.path.parents[1]),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.files import DamagedFileError, RunDirectory
 from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.display import baseline_table, phase_tables
@@ -52,7 +53,7 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
         for text in filter(None, (tried, next_steps(directory.root))):
             log.info("%s", text)
     except Exception as error:  # the run itself is done and saved
-        log.warning("the report could not be written (%s); try: python -m linnaeus_jax.tools.report", error)
+        log.warning("the report could not be written (%s); try: %s", error, program("tools.report", directory.root))
     return final
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.demo.baselines import demo_baselines
 from linnaeus_jax.demo.generate import read_parameters, write_demo
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         parameters = read_parameters(folder)
     except (OSError, KeyError, ValueError, TypeError) as error:
-        made = f"python -m linnaeus_jax.tools.make_demo --out {folder}"
+        made = program("tools.make_demo", "--out", folder)
         raise UserError(f"{folder} holds no demo set; run: {made}") from error
     summary = write_demo(folder, **parameters)
     run = RunRecord.load(options.run) if options.run else None
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     Console().print(table)
     if options.run:
         photos = Path("photos")
-        made_by = f"python -m linnaeus_jax.tools.make_demo --as folders --out {photos} --rows 60 --image-size 96"
+        made_by = program("tools.make_demo", *"--as folders --rows 60 --image-size 96 --out".split(), photos)
         print(next_steps(options.run, photos, made_by))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linnaeus_jax import tools
+from linnaeus_jax.config.commands import typed_command
 
 
 @tools.command()
@@ -41,10 +42,8 @@ def main(argv: Sequence[str]) -> None:
     console.print(f"exporting {options.model} for {', '.join(platforms)} ...", soft_wrap=True)
     readable = write_export(bundle, options.out, platforms, force=options.force)
     size = (options.out / PROGRAM).stat().st_size / 1e6
-    console.print(
-        f"{options.out}: {PROGRAM} of {size:.1f} MB; try python {options.out / 'example.py'} PICTURE",
-        soft_wrap=True,
-    )
+    example = typed_command("python", options.out / "example.py", "PICTURE")
+    console.print(f"{options.out}: {PROGRAM} of {size:.1f} MB; try {example}", soft_wrap=True)
     console.print(readable, soft_wrap=True)
 
 

@@ -9,7 +9,6 @@ tools.build_dataset: class folders, a table with photos, or a Darwin Core archiv
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.demo.as_files import FORMS, write_demo_files
 from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
 
@@ -41,11 +41,9 @@ def summary_table(summary: DemoSummary) -> Table:
 
 def training(folder: Path) -> str:
     """The command that trains on the set in a folder; that of the default folder is the quickstart's own."""
-    paths = "".join(
-        f" --config.data.h5.{name}_path={shlex.quote(str(folder / f'{name}.h5'))}" for name in ("labels", "images")
-    )
-    overrides = "" if folder == Path("data/demo") else paths
-    return f"python -m linnaeus_jax.main --config=quickstart{overrides} --workdir=runs/demo"
+    paths = [f"--config.data.h5.{name}_path={folder / f'{name}.h5'}" for name in ("labels", "images")]
+    given = paths if folder != Path("data/demo") else []
+    return program("main", "--config=quickstart", *given, "--workdir=runs/demo")
 
 
 @tools.command(ValueError)

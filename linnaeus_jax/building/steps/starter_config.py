@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
 
-_TEMPLATE = '''"""Trains on the data set of this folder; change what you like.
-
-    python -m linnaeus_jax.main --config={folder}/config.py --workdir=runs/mine
-"""
+_TEMPLATE = """# Trains on the data set of this folder; change what you like:
+#
+#     {command}
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def get_config() -> ConfigDict:
     config.metrics.track_null_vs_non_null = True
     config.metrics.null_vs_non_null_tasks = data.task_keys_h5
     return config
-'''
+"""
 _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.model.weight_init = {weight_init!r}  # fan_in: larger random weights, with which narrow models learn faster
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
@@ -459,7 +459,7 @@ def starter_config(
     if not sources:
         lines = ["    data.meta.active = False  # no place, date or elevation is known"]
     return _TEMPLATE.format(
-        folder=folder,
+        command=" ".join(program("main", f"--config={folder}/config.py", "--workdir=runs/mine").splitlines()),
         name=name,
         tasks=tuple(tasks),
         images=images,
