@@ -98,6 +98,15 @@ def locked(file: IO[Any]) -> bool | None:
     return True
 
 
+def locked_elsewhere(path: Path) -> bool:
+    """Whether there is such a file and another process has locked it, see `locked`."""
+    try:
+        with path.open("ab") if path.is_file() else contextlib.nullcontext() as file:
+            return file is not None and locked(file) is False
+    except FileNotFoundError:  # removed meanwhile
+        return False
+
+
 @contextlib.contextmanager
 def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
     """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails.

@@ -343,6 +343,11 @@ def test_one_process_builds_in_a_folder(pictures, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process builds here"):
             build(plan(pictures), out)
+        with pytest.raises(UserError, match="another process builds here"):  # --force
+            discard(out)
+        assert (out / ".build" / "lock").exists()
+    discard(out)
+    assert not (out / ".build").exists()
 
 
 def test_a_pipe_or_a_folder_under_the_name_of_a_picture_is_unreadable(tmp_path):

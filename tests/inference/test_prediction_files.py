@@ -232,6 +232,12 @@ def test_two_processes_do_not_write_one_file(tmp_path, case):
     with unfinished(tmp_path / "u", out, ABOUT, lines), pytest.raises(UserError, match="another process is writing"):
         with unfinished(tmp_path / "u", out, ABOUT, lines):
             pass
+    folder = beside(out, "unfinished")
+    with unfinished(folder, out, ABOUT, lines), pytest.raises(UserError, match="another process is writing"):
+        remove(out, finished=True)  # --force
+    assert folder.exists()
+    remove(out, finished=True)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

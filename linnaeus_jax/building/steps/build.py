@@ -27,11 +27,12 @@ from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import write_checksums
 from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
-from linnaeus_jax.files import locked, make_directory, sync, sync_tree, write_json
+from linnaeus_jax.files import locked, locked_elsewhere, make_directory, sync, sync_tree, write_json
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, Progress
 from linnaeus_jax.reading.shards import Shard
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
+_BUILDING = "{}: another process builds here; wait for it or give another --out"
 
 
 def build(
@@ -208,7 +209,7 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     make_directory(work)
     with open(work / "lock", "w") as lock:
         if locked(lock) is False:
-            raise UserError(f"{directory}: another process builds here; wait for it or give another --out")
+            raise UserError(_BUILDING.format(directory))
         begun = work / "begun.json"
         if begun.exists() and json.loads(begun.read_text())["digest"] != digest:
             raise UserError(
@@ -250,7 +251,14 @@ def discard(out: Path, shard: Shard | None = None, *, keep_parts: bool = False) 
 
     Args:
       keep_parts: whether the parts stay, to be joined anew.
+
+    Raises:
+      UserError: another process is building what would be removed.
     """
+    parts = [] if keep_parts else [path.parent.parent for path in out.glob(f"shards/*/{WORK}/lock")]
+    for directory in [shard.directory(out)] if shard is not None else [out, *parts]:
+        if locked_elsewhere(directory / WORK / "lock"):
+            raise UserError(_BUILDING.format(directory))
     if shard is not None:
         shutil.rmtree(shard.directory(out), ignore_errors=True)
         return

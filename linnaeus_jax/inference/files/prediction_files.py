@@ -35,6 +35,7 @@ from linnaeus_jax.files import (
     journal_entries,
     json_text,
     locked,
+    locked_elsewhere,
     make_directory,
     replaced_file,
     sha256_of,
@@ -49,6 +50,7 @@ from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, u
 FORMATS = (".csv", ".jsonl", ".parquet")
 #: what belongs to a file of predictions, see `beside`
 UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
+_PROGRESS = "progress.jsonl"
 _FILES = ("rows", UNREADABLE, "gallery.jsonl")
 
 
@@ -128,7 +130,13 @@ def beside(out: Path, what: str) -> Path:
 
 
 def remove(out: Path, *, finished: bool) -> None:
-    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it."""
+    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it.
+
+    Raises:
+      UserError: with `finished`, where another process is writing it.
+    """
+    if finished and locked_elsewhere(beside(out, UNFINISHED) / _PROGRESS):
+        raise UserError(f"another process is writing {out}; wait for it or choose another --out")
     shutil.rmtree(beside(out, UNFINISHED), ignore_errors=True)
     for path in (out, beside(out, ABOUT), beside(out, UNREADABLE)) if finished else ():
         path.unlink(missing_ok=True)
@@ -309,7 +317,7 @@ def unfinished(
     """
     make_directory(folder)
     with contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / "progress.jsonl").open("ab+"))
+        log = stack.enter_context((folder / _PROGRESS).open("ab+"))
         if locked(log) is False:
             raise UserError(f"another process is writing {out}; wait for it or choose another --out")
         known = _read(folder / ABOUT)
