@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -19,7 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from linnaeus_jax import system
 from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.system import sync
 
 #: `extra` of a log record that goes into the files of a run, and not to the console
 FILES_ONLY = {"files_only": True}
@@ -27,30 +27,6 @@ log = logging.getLogger("linnaeus_jax")
 
 #: bytes that are read at once to look at a checksum
 _PIECE = 1 << 24
-#: of Linux
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-#: of file systems that cannot do something at all
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-#: likewise, of directories that are to be synced, or opened for it
-_NO_DIRECTORY_SYNC = {*_UNSUPPORTED, errno.EINVAL, errno.EBADF, errno.EACCES}
-
-
-def sync(path: Path) -> None:
-    """Returns when a file's content, or the names in a directory, are on the disk and outlast a power failure.
-
-    Raises:
-      OSError: they cannot be written. File systems that do not sync directories are left to their own rules.
-    """
-    is_directory = path.is_dir()
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if not (is_directory and error.errno in _NO_DIRECTORY_SYNC):
-            raise
 
 
 def sync_tree(directory: Path) -> None:
@@ -80,22 +56,19 @@ def locked(file: IO[Any]) -> bool | None:
     On NFS the server keeps the lock (Linux translates `flock` to a lock on the file's bytes there).
 
     Returns:
-      True; False where another process has the lock; None, with a warning, where the file system has no locks.
+      True; False where another process has the lock; None, with a warning, where there are no locks.
 
     Raises:
       OSError: the lock cannot be asked for.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return system.lock(file.fileno())
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in system.UNSUPPORTED:
             raise
         where = Path(str(file.name)).parent
         log.warning("%s: this file system has no locks, so nothing keeps two processes apart here", where)
         return None
-    return True
 
 
 def locked_elsewhere(path: Path) -> bool:
@@ -150,7 +123,7 @@ def replaced_directory(path: Path) -> Iterator[Path]:
         sync_tree(unfinished)
         if not path.exists():
             os.replace(unfinished, path)
-        elif _exchanged(unfinished, path):
+        elif system.exchange(unfinished, path):
             old = unfinished
         else:
             os.replace(path, old)
@@ -168,22 +141,13 @@ def replaced_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(old)
 
 
-def _exchanged(first: Path, second: Path) -> bool:
-    """Lets two names change places at once; False where system or file system cannot."""
-    try:
-        rename = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return False
-    return rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
-
-
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Replaces `path` so that a reader or a crash sees the old or the new text, never a part; obeys the umask.
 
     Args:
       text: the whole of it, or its parts.
     """
-    with replaced_file(path) as unfinished, unfinished.open("x", encoding="utf-8") as file:
+    with replaced_file(path) as unfinished, unfinished.open("x", encoding="utf-8", newline="\n") as file:
         file.writelines((text,) if isinstance(text, str) else text)
 
 

@@ -31,7 +31,8 @@ def git_sha() -> str:
     folder = Path(linnaeus_jax.__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+        command = ["git", *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=10, check=True)
         return done.stdout.strip()
 
     try:

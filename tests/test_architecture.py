@@ -27,33 +27,34 @@ SUBPACKAGES: dict[str, set[str]] = {
     subpackage: set(allowed.split())
     for subpackage, allowed in {
         "mistakes": "",
-        "files": "mistakes",
+        "system": "",
+        "files": "mistakes system",
         "registry": "mistakes",
         "versions": "",
         "compat": "",
         "backend": "mistakes",
-        "config": "mistakes registry",
+        "config": "mistakes registry system",
         "taxonomy": "mistakes",
         "metrics": "mistakes registry taxonomy",
         "schedules": "config files metrics mistakes registry",
-        "data": "compat config files metrics mistakes registry taxonomy",
-        "reading": "config data taxonomy",
+        "data": "compat config files metrics mistakes registry system taxonomy",
+        "reading": "config data system taxonomy",
         "models": "backend compat mistakes registry",
         "learning": "backend config mistakes registry",
-        "step": "backend compat config data files learning metrics mistakes models registry schedules",
+        "step": "backend compat config data files learning metrics mistakes models registry schedules system",
         "reporting": "compat config data files metrics schedules taxonomy",
-        "building": "config data files reading reporting taxonomy",
+        "building": "config data files reading reporting system taxonomy",
         "debugging": "compat config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
-        "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules "
-        "step taxonomy versions weights",
+        "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules step "
+        "system taxonomy versions weights",
         "inference": "backend compat config data files learning metrics models reading registry reporting run step "
-        "taxonomy weights",
+        "system taxonomy weights",
         "migration": "config data inference models reading registry taxonomy weights",
         "demo": "data files",
-        "tools": "building checks config data debugging demo files inference learning metrics mistakes models reading "
-        "registry reporting run schedules step taxonomy weights",
+        "tools": "building checks config data debugging demo files inference learning metrics mistakes models "
+        "reading registry reporting run schedules step system taxonomy weights",
         "main": "config run",
         "__main__": "config",
     }.items()

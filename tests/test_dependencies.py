@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {"linnaeus_jax", "tests", "benchmarks", "docs", "configs"}
 #: what nothing imports here, since another library does -> the switch of ours that makes it do so, in a file
 SWITCHES = {
-    "filelock": ("jax_compilation_cache_max_size", "linnaeus_jax/step/process.py"),
+    "tzdata": ("zoneinfo", "linnaeus_jax/reading/dates.py"),
     "flatbuffers": (".serialize()", "linnaeus_jax/inference/files/exporting.py"),
     "httptools": ("HttpToolsProtocol", "linnaeus_jax/inference/server/connections.py"),
     "python-multipart": ("starlette", "linnaeus_jax/inference/server/multipart_form.py"),

@@ -164,13 +164,13 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch, exchan
         if exchange:
             patched.setattr(files, "sync_tree", failing_sync)
         else:
-            patched.setattr(files, "_exchanged", lambda *_: False)
+            patched.setattr(files.system, "exchange", lambda *_: False)
             patched.setattr(os, "replace", failing)
         with pytest.raises(OSError, match="Input/output error"), files.replaced_directory(path) as new:
             (new / "file").write_text("new")
     assert (path / "file").read_text() == "old"
     assert [found.name for found in tmp_path.iterdir()] == ["bundle"]
-    monkeypatch.setattr(files, "_exchanged", files._exchanged if exchange else lambda *_: False)
+    monkeypatch.setattr(files.system, "exchange", files.system.exchange if exchange else lambda *_: False)
     with files.replaced_directory(path) as new:
         (new / "file").write_text("new")
     assert (path / "file").read_text() == "new"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import MODELS
+from linnaeus_jax.system import file_name
 
 #: `data.batch_size` where neither key of a batch size is given
 DEFAULT_BATCH_SIZE = 64
@@ -86,6 +87,10 @@ def gradnorm_enabled(config: Config) -> bool:
 
 
 def default_workdir(config: Config) -> Path:
-    """The directory of a run without --workdir: `<env.output.base_dir>/<project>/<group>/<name>`."""
-    names = config.experiment
-    return Path(config.env.output.base_dir) / names.project / names.group / names.name
+    """The directory of a run without --workdir: `<env.output.base_dir>/<project>/<group>/<name>`.
+
+    Characters that some system refuses in a name are replaced, unless an earlier version has made that directory.
+    """
+    base, names = Path(config.env.output.base_dir), config.experiment
+    parts = [part for name in (names.project, names.group, names.name) for part in name.split("/") if part]
+    return earlier if (earlier := base.joinpath(*parts)).is_dir() else base.joinpath(*map(file_name, parts))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-import resource
 from collections.abc import Iterable
+
+from linnaeus_jax import system
 
 #: error of the system -> what to do
 _ADVICE = {
@@ -35,7 +36,7 @@ _NO_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread", "failed to map seg
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says, in whatever form, that there is no memory."""
-    if isinstance(error, ImportError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    if isinstance(error, ImportError) and system.memory_limit() is not None:
         return True  # libraries say it in words of their own
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ImportError) and any(text in str(error) for text in _NO_MEMORY)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
+from linnaeus_jax import system
 from linnaeus_jax.config.errors import OUT_OF_MEMORY
 
 #: signals by which a process dies that has no memory
-_DEATHS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_DEATHS = system.signals("SIGABRT", "SIGSEGV", "SIGBUS")
+_FORWARDED = system.signals("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,8 +30,8 @@ def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) ->
       what_to_do: end of the line that says that there was no memory.
       status: returned where the process of `call` died of it.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    limit = system.memory_limit()
+    if limit is None or not system.CAN_FORK:
         return call()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is somebody to forward them to
     parent = os.getpid()
@@ -73,7 +74,7 @@ def under_memory_limit(call: Callable[[], int], what_to_do: str, status: int) ->
 def _prepare(parent: int) -> None:
     """Ends this process with its parent, and lets C++ end it without a word."""
     with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
+        libc: Any = system.c_library()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE(libc.abort)
     if os.getppid() != parent:  # it has ended already

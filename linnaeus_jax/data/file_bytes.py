@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from linnaeus_jax import system
 
 
 class FileBytes:
@@ -25,8 +26,9 @@ class FileBytes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = _opened(path)
-        weakref.finalize(self, os.close, self._descriptor)
+        descriptor = _opened(path)
+        self._reader = system.PositionedReader(descriptor)
+        weakref.finalize(self, os.close, descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
@@ -44,9 +46,9 @@ class FileBytes:
           OSError: naming the file, which ends before that or cannot be read.
         """
         try:
-            done = os.preadv(self._descriptor, (out.data,), start)
+            done = self._reader.read_into(out.data, start)
             while done < out.nbytes:  # the system reads no more than 2 GiB at once
-                more = os.preadv(self._descriptor, (out.reshape(-1)[done:].data,), start + done)
+                more = self._reader.read_into(out.reshape(-1)[done:].data, start + done)
                 if not more:
                     raise OSError(
                         f"{self.path}: the file ends after {start + done} bytes, where the pictures go on: it was cut "
@@ -62,10 +64,10 @@ class FileBytes:
 def _opened(path: Path) -> int:
     """A descriptor; where the process may have no more of them, as many are allowed as the system lets it have."""
     try:
-        return os.open(path, os.O_RDONLY)
+        return os.open(path, system.READ)
     except OSError as error:
-        allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed, most = system.open_file_limits()
         if error.errno != errno.EMFILE or allowed == most:
             raise
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        return os.open(path, os.O_RDONLY)
+        system.allow_open_files(most)
+        return os.open(path, system.READ)

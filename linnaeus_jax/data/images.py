@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -221,12 +222,22 @@ class EncodedImages:
         self.__dict__.update(state, _lock=threading.Lock())
 
 
+#: "/...", "C:/...", or ".." between slashes of either kind
+_LEADS_OUT = re.compile(r"^[\\/]|^[A-Za-z]:[\\/]|(^|[\\/])\.\.([\\/]|$)")
+
+
 def image_path(directory: str | Path, identifier: str, extension: str) -> str:
-    """Path of an image file; the extension (leading dot optional) is added to identifiers that do not end with it."""
+    """Path of an image file; the extension (leading dot optional) is added to identifiers that do not end with it.
+
+    A backslash is a letter of a name where there is such a file, and else stands between folders, as on Windows.
+    """
     extension = extension if not extension or extension.startswith(".") else f".{extension}"
     if not identifier.lower().endswith(extension.lower()):
         identifier += extension
-    return os.path.join(directory, identifier)
+    path = os.path.join(directory, identifier)
+    if "\\" not in identifier or os.path.exists(path):
+        return path
+    return os.path.join(directory, identifier.replace("\\", "/"))
 
 
 @IMAGE_SOURCES.register("folder")
@@ -261,9 +272,12 @@ def check_below(identifiers: NDArray[Any]) -> None:
     Raises:
       UserError: one is absolute, or goes up by "..".
     """
-    suspicious = np.strings.startswith(identifiers, "/") | (np.strings.find(identifiers, "..") >= 0)
+    suspicious = np.strings.find(identifiers, "..") >= 0
+    for start in ("/", "\\"):
+        suspicious |= np.strings.startswith(identifiers, start)
+    suspicious |= np.strings.find(identifiers, ":") == 1  # "C:\\..."
     for row in np.flatnonzero(suspicious).tolist():
-        if identifiers[row].startswith("/") or ".." in identifiers[row].split("/"):
+        if _LEADS_OUT.search(identifiers[row]):
             raise UserError(
                 f"row {row} of the labels file names the picture {sanitize_line(identifiers[row])!r}, outside of the "
                 "folder data.hybrid.images_dir; write its path below that folder"

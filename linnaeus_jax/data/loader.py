@@ -24,10 +24,10 @@ from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import CacheStats, ImageCache
 from linnaeus_jax.data.images import ImageSource, input_dtype
-from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.worker_processes import WorkerRead, start_worker
+from linnaeus_jax.system import usable_cores
 
 logger = logging.getLogger("linnaeus_jax.data")
 
@@ -57,7 +57,7 @@ class ReadSettings:
         """What the section `data` says."""
         prefetch, processes, decoding = data.prefetch, data.worker_processes, data.prefetch.num_io_threads
         if decoding is None:
-            decoding = max(1, min(MOST_THREADS, cores()) // max(1, processes))
+            decoding = max(1, min(MOST_THREADS, usable_cores()) // max(1, processes))
         return cls(data.num_workers, prefetch.max_processed_batches, decoding, processes)
 
     @property

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from linnaeus_jax.system import usable_cores
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def cores() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(
@@ -26,7 +22,7 @@ def in_order(
       threads: 0: one per core.
       ahead: results that may wait to be taken; 0: two per thread.
     """
-    threads = threads or cores()
+    threads = threads or usable_cores()
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:

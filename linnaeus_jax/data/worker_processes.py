@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from linnaeus_jax import system
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.plans import EpochPlan
@@ -58,7 +59,7 @@ def _portable(error: Exception) -> Exception:
 
 def start_worker(index: int, count: int) -> None:
     """Lets a worker process end by its parent alone: by its closing, or with its death."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent may still need batches to stop well
+    for number in system.signals("SIGINT", "SIGTERM", "SIGUSR1"):  # the parent may still need batches to stop well
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

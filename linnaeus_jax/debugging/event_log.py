@@ -105,7 +105,7 @@ class DebugEventLog:
             if not lines or self._failed:
                 return
             try:
-                with self.path.open("a") as file:
+                with self.path.open("a", encoding="utf-8", newline="\n") as file:
                     file.write("".join(line + "\n" for line in lines))
             except OSError as error:
                 self._fail(error)
@@ -149,7 +149,7 @@ def logs_of(run: Path | None, directory: Path) -> list[Path]:
         return logs
 
     def owner(path: Path) -> Any:
-        with path.open(errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             event = parse_event(file.readline())
         return event and event["data"].get("run")
 
@@ -169,14 +169,14 @@ def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
     """
     total = 0
     for path in logs_of(run, directory):
-        with path.open(errors="replace") as lines:
+        with path.open(encoding="utf-8", errors="replace") as lines:
             moved = [line for line in lines if _is_repeated(line, step)]
         if moved:
             total += len(moved)
-            with (directory / SUPERSEDED).open("a") as aside:
+            with (directory / SUPERSEDED).open("a", encoding="utf-8", newline="\n") as aside:
                 aside.writelines(line.rstrip("\n") + "\n" for line in moved)
             sync(directory / SUPERSEDED)
-            with path.open(errors="replace") as lines:
+            with path.open(encoding="utf-8", errors="replace") as lines:
                 write_atomically(path, (line.rstrip("\n") + "\n" for line in lines if not _is_repeated(line, step)))
     return total
 

@@ -129,5 +129,5 @@ def filter_logs(
 
 def _lines(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        with path.open(errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             yield from (line if line.endswith("\n") else f"{line}\n" for line in file)

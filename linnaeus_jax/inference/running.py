@@ -14,11 +14,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.parallel import cores, in_order
+from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference.forward import Forward, Pending
 from linnaeus_jax.inference.paths import Logits
 from linnaeus_jax.reading.metadata import Encoded
 from linnaeus_jax.step.placement import RUN_AHEAD
+from linnaeus_jax.system import usable_cores
 
 #: rows that a thread reads before it hands them over
 TOGETHER = 4
@@ -53,7 +54,7 @@ def run_rows(
       threads: that read; 0: one per core.
       finishers: threads that finish.
     """
-    most, threads = forward.buckets[-1], threads or cores()
+    most, threads = forward.buckets[-1], threads or usable_cores()
     few = (items[start : start + TOGETHER] for start in range(0, len(items), TOGETHER))
     ahead = -(-most // TOGETHER) + 2 * threads  # at least a batch is read while the devices compute
     rows = in_order(lambda some: [read(item) for item in some], few, threads=threads, ahead=ahead)

@@ -7,6 +7,7 @@ import re
 import stat
 from pathlib import Path
 
+from linnaeus_jax import system
 from linnaeus_jax.data.images import image_path
 
 #: ends of the names of picture files, without the dot: of what `data.decoding` reads
@@ -32,16 +33,17 @@ SUFFIXES: tuple[str, ...] = (
 MAX_FILE_BYTES = 1 << 30
 SUFFIX = rf"(?i)\.({'|'.join(SUFFIXES)})$"
 _IS_PICTURE = re.compile(SUFFIX)
-#: why a path is not used -> what it looks like; backslashes are folders on one system and letters on others
+#: why a path is not used -> what it looks like
 _FAULTS = {
     "empty": r"^$",
     "a control character in the path": r"[\x00-\x1f\x7f]",
-    "an absolute path out of the folder": r"^/|^[A-Za-z]:",
-    "'..' in the path": r"(?:^|/)\.\.(?:/|$)",
-    "a backslash in the path": r"\\",
+    "an absolute path out of the folder": r"^[\\/]|^[A-Za-z]:",
+    "'..' in the path": r"(?:^|[\\/])\.\.(?:[\\/]|$)",
 }
-_PATTERNS = {fault: re.compile(pattern) for fault, pattern in _FAULTS.items()}
-#: any of them, in the bytes of a path
+#: likewise, of files that are there: backslashes stand between folders on one system and are letters on others
+_NAME_FAULTS = {**_FAULTS, "a backslash in the path": r"\\"}
+_PATTERNS = {fault: re.compile(pattern) for fault, pattern in _NAME_FAULTS.items()}
+#: any of the first but "empty", in the bytes of a path
 UNSAFE = re.compile("|".join(list(_FAULTS.values())[1:]).encode())
 
 
@@ -79,7 +81,7 @@ def read_file(path: str) -> bytes:
       OSError: no such file, or it cannot be read.
       ValueError: no regular file, or one too large for a picture.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe must not stop the build
+    descriptor = os.open(path, system.READ_AT_ONCE)  # a pipe must not stop the build
     with open(descriptor, "rb", buffering=0) as file:  # half the time of a buffered one
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -107,10 +109,10 @@ class SafeFolder:
         """Path of the file of an identifier, see `data.images.image_path`.
 
         Raises:
-          UnsafePathError: it is absolute, holds "..", a backslash or control characters, or a folder on the way, or
-            the file itself, is a symbolic link that leads out.
+          UnsafePathError: it is absolute, holds ".." or control characters, or a folder on the way, or the file
+            itself, is a symbolic link that leads out.
         """
-        if fault := path_fault(identifier):
+        if fault := path_fault(identifier.replace("\\", "/")):
             raise UnsafePathError(fault)
         path = image_path(self.root, identifier, extension)
         parent = os.path.dirname(path)

@@ -103,7 +103,7 @@ class MetricsLog:
         row = {"event": event, "global_step": int(step), "epoch": int(epoch), "timestamp": time.time(), **values}
         line = json.dumps(strict(row), sort_keys=True, separators=(",", ":"), allow_nan=False)
         try:
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise MetricsLogError(
@@ -130,7 +130,7 @@ class MetricsLog:
             (moved if again else kept).append(line)
         if moved:
             aside = self.path.with_suffix(".superseded.jsonl")
-            with aside.open("a") as file:
+            with aside.open("a", encoding="utf-8", newline="\n") as file:
                 file.writelines(line + "\n" for line in moved)
             sync(aside)
             write_atomically(self.path, "".join(line + "\n" for line in kept))

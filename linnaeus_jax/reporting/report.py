@@ -139,7 +139,7 @@ def warnings(run: RunRecord) -> list[str]:
         texts.append(f"starved of data: half of the log points waited for data {share}")
     moved = run.root / "logs" / "metrics_log.superseded.jsonl"
     if moved.is_file():
-        count = len(moved.read_text().splitlines())
+        count = len(moved.read_text(encoding="utf-8").splitlines())
         texts.append(f"restarted: {count} rows written before a kill were superseded")
     for step, found in (run.json(f"logs/{DAMAGED_LOG}") or {}).items():
         texts.append(

@@ -132,6 +132,6 @@ def earlier_rows(directory: RunDirectory) -> int | None:
     """Rows on each device that the earlier run of a directory found; None: there is none, or it did not ask."""
     if not directory.config_json.is_file():
         return None
-    data = json.loads(directory.config_json.read_text())["data"]
+    data = json.loads(directory.config_json.read_text(encoding="utf-8"))["data"]
     rows: int | None = data["batch_size_per_device"] if data.get("autobatch", {}).get("enabled") else None
     return rows

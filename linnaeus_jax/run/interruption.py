@@ -1,7 +1,7 @@
 """SIGTERM, SIGINT, SIGUSR1 and SIGHUP: finish the update, save, leave with 128 + n.
 
 Python calls a signal handler only between two of its own instructions, so not while XLA compiles or computes. What the
-system itself does at a signal, writing its number into a pipe, is therefore read by a thread, which answers at once.
+system itself does at a signal, writing its number into a socket, is therefore read by a thread, which answers at once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -18,6 +19,8 @@ from typing import Self
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from linnaeus_jax import system
 
 #: clock of the preemption service, which wants equal numbers on all processes and may be asked by several runs
 _asked = itertools.count(1)
@@ -38,45 +41,45 @@ class Interruption:
       doing: what the main thread may be in for long, for the answer to a signal.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    SIGNALS = system.signals("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._distributed = jax.distributed.is_initialized()
         self._previous: dict[int, object] = {}
-        self._pipe: int | None = None  # its writing end
-        self._previous_pipe = -1
+        self._written: socket.socket | None = None  # by the system; a thread reads from its other end
+        self._previous_end = -1
         self._noticed = 0
         self.doing = "the start"
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
-                ignored = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+                ignored = number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
                 if not (ignored or (self._distributed and number == signal.SIGTERM)):
                     self._previous[number] = signal.signal(number, self._handle)
-            reading, self._pipe = os.pipe()
-            os.set_blocking(self._pipe, False)
-            self._previous_pipe = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-            threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
+            read, self._written = socket.socketpair()
+            self._written.setblocking(False)
+            self._previous_end = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._listen, args=(read,), name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._pipe is not None:
-            signal.set_wakeup_fd(self._previous_pipe, warn_on_full_buffer=False)
-            os.close(self._pipe)
-            self._pipe = None
+        if self._written is not None:
+            signal.set_wakeup_fd(self._previous_end, warn_on_full_buffer=False)
+            self._written.close()
+            self._written = None
 
-    def _listen(self, reading: int) -> None:
-        """Answers each signal; ends with the pipe. Neither locks nor buffers: what holds them may be what hangs."""
+    def _listen(self, read: socket.socket) -> None:
+        """Answers each signal until the other end is closed. No locks or buffers: what holds them may be what hangs."""
         own = os.getpid()
-        while numbers := os.read(reading, 64):
-            for number in numbers:
-                if number in self._previous and os.getpid() == own:
-                    self._answer(number)
-        os.close(reading)
+        with read:
+            while numbers := read.recv(64):
+                for number in numbers:
+                    if number in self._previous and os.getpid() == own:
+                        self._answer(number)
 
     def _answer(self, number: int) -> None:
         self._noticed += 1

@@ -65,7 +65,7 @@ class RemoteSync:
           RemoteSyncError: it holds another run, or files of unknown origin. A remote that cannot be reached is only
             warned about and asked again before each copy.
         """
-        run_id = (self.source / self.identity).read_text().strip()
+        run_id = (self.source / self.identity).read_text(encoding="utf-8").strip()
         code, remote_id, reason = self._run("cat", f"{self.remote}/{self.identity}", seconds=QUESTION_SECONDS)
         if code in NOT_FOUND or (code == 0 and not remote_id.strip()):  # stores of objects have no missing directories
             code, names, reason = self._run("lsf", self.remote, seconds=QUESTION_SECONDS)
@@ -134,7 +134,8 @@ class RemoteSync:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
             )
         except OSError as error:
             return -1, "", str(error)

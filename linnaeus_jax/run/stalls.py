@@ -32,7 +32,7 @@ class Stalls:
         log.debug("the threads of this process:\n%s", stacks)
         if self.sinks.metrics_log is not None:  # of the process that writes, once the run directory is its own
             row = {"timestamp": time.time(), "last": what, "seconds": round(seconds, 1), "waiting": waiting}
-            with (self._directory.root / STALLS_FILE).open("a", encoding="utf-8") as file:
+            with (self._directory.root / STALLS_FILE).open("a", encoding="utf-8", newline="\n") as file:
                 file.write(json_text(row) + "\n")
         self.sinks.alert("Stalled", text, logged=True)
 

@@ -117,7 +117,7 @@ def _alone(path: Path) -> Iterator[None]:
     Raises:
       UserError: another run does.
     """
-    with path.with_suffix(".lock").open("a") as file:
+    with path.with_suffix(".lock").open("a", encoding="utf-8") as file:
         if locked(file) is False:
             raise UserError(f"{path} is being written by another run; start this one once that one trains")
         yield

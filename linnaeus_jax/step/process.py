@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from linnaeus_jax import backend
+from linnaeus_jax import backend, system
 from linnaeus_jax.config.typed import Config
 
 log = logging.getLogger("linnaeus_jax")
@@ -49,7 +49,7 @@ def cache_directory() -> Path:
 def _cpu_features() -> str:
     """Model and instruction sets, as Linux tells them; elsewhere the name of the processor."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
         return platform.processor()
     wanted = ("flags", "Features", "model name", "CPU part")
@@ -192,12 +192,14 @@ def use_batch_scheduling() -> bool:
 def _libc() -> ctypes.CDLL | None:
     """The GNU C library."""
     try:
-        libc = ctypes.CDLL(None)
+        libc = system.c_library()
+        if libc is None:
+            return None
         libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
         libc.sbrk.restype, libc.sbrk.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t]
         libc.malloc_trim, libc.mallopt  # noqa: B018  # looked up
-    except (OSError, AttributeError):
+    except AttributeError:
         return None
     return libc
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.system import file_name
 
 #: pictures whose answers are printed
 PRINTED = 100
@@ -293,8 +294,9 @@ def predict(
             _say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)
-            remove(args.out, finished=False)
-    if args.out is None:
+    if args.out is not None:
+        remove(args.out, finished=False)  # Windows removes no open files
+    else:
         console.print(answers_table(printed[:PRINTED], console.width))
         if len(jobs) > PRINTED:
             _say(f"... and {len(jobs) - PRINTED:,} more pictures; write them all with --out predictions.csv")
@@ -336,7 +338,7 @@ def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions
 def png_of(out: Path, picture: PictureFile) -> Path:
     """Where the explanation of a picture goes; pictures of one name in several arguments are told apart."""
     number = hashlib.sha256(picture.name.encode()).hexdigest()[:8]
-    return out / f"{picture.relative}.{number}.png"
+    return out.joinpath(*map(file_name, f"{picture.relative}.{number}.png".split("/")))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ import argparse
 import contextlib
 import gc
 import ipaddress
-import resource
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from linnaeus_jax import tools
+from linnaeus_jax import system, tools
 from linnaeus_jax.config.errors import UserError
 
 #: files that the server opens besides its connections, at most
@@ -89,14 +88,14 @@ def listen(host: str, port: int) -> socket.socket:
 def allow_open_files(connections: int) -> None:
     """Raises the limit of open files as far as needed and allowed; UserError where that is not far enough."""
     needed = connections + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    soft, hard = system.open_file_limits()
+    if needed > hard:
         raise UserError(
             f"--max-connections is {connections}, but this process may open {hard} files; give at most "
             f"{max(hard - OTHER_FILES, 1)}, or raise the limit of open files (ulimit -Hn)"
         )
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if needed > soft:
+        system.allow_open_files(needed)
 
 
 def buckets_of(text: str) -> tuple[int, ...]:
@@ -157,6 +156,11 @@ def main(argv: Sequence[str]) -> None:
         sizes = ", ".join(map(str, model.forward.buckets))
         if not token and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
             console.print(f"no token is set: whoever reaches {place} can use it (--token-file)", soft_wrap=True)
+        if not system.can_limit_memory():
+            console.print(
+                "this system sets no limit to the memory of a decoder: an image made for it may fill this machine's",
+                soft_wrap=True,
+            )
         console.print(f"{options.bundle}: compiling batches of {sizes} pictures", soft_wrap=True)
 
         def ready() -> None:

@@ -338,8 +338,8 @@ def test_strict_writes_no_data_set_but_the_lists(pictures, tmp_path):
 
 def test_one_process_builds_in_a_folder(pictures, tmp_path):
     out = tmp_path / "data"
-    (out / ".build").mkdir(parents=True)
-    with open(out / ".build" / "lock", "w") as lock:
+    out.mkdir()
+    with open(out / ".build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process builds here"):
             build(plan(pictures), out)

@@ -119,7 +119,7 @@ def test_missing_pictures_are_named_or_allowed(labels, tmp_path):
     assert contents(tmp_path / "back") == {name: data for name, data in contents(folder).items() if data}
 
 
-@pytest.mark.parametrize("bad", ["../x.png", "/tmp/x.png", "a/../../x.png", "a\nb.png", "a\\b.png"])
+@pytest.mark.parametrize("bad", ["../x.png", "/tmp/x.png", "a/../../x.png", "a\nb.png", "..\\b.png"])
 def test_unsafe_identifiers_are_refused_both_ways(bad, tmp_path):
     labels = labels_of(tmp_path / "labels.h5", ["good.png", bad])
     (tmp_path / "in").mkdir()

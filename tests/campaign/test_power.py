@@ -17,7 +17,7 @@ from pathlib import Path
 from linnaeus_jax import files
 disk = Path(sys.argv[1])
 if sys.argv[2] == "renamed":
-    files._exchanged = lambda *_: False
+    files.system.exchange = lambda *_: False
 run = files.RunDirectory(disk / "runs" / "run")
 run.create()
 for value in (1, 2):

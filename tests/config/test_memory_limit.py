@@ -77,7 +77,7 @@ def test_the_program_ends_with_its_parent():
 def test_without_a_limit_nothing_is_started(monkeypatch):
     from linnaeus_jax.config import memory_limit
 
-    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda which: (memory_limit.resource.RLIM_INFINITY, 0))
+    monkeypatch.setattr(memory_limit.system, "memory_limit", lambda: None)
     monkeypatch.setattr(memory_limit.os, "fork", None)
     assert memory_limit.under_memory_limit(lambda: 3, "do less", 2) == 3
 
@@ -87,7 +87,7 @@ def test_the_number_of_the_parent_is_that_from_before_the_child(monkeypatch):
     from linnaeus_jax.config import memory_limit
 
     told: list[int] = []
-    monkeypatch.setattr(memory_limit.resource, "getrlimit", lambda which: (2**32, 2**32))
+    monkeypatch.setattr(memory_limit.system, "memory_limit", lambda: 2**32)
     monkeypatch.setattr(memory_limit.os, "fork", lambda: 0)  # this process is the child, too
     monkeypatch.setattr(memory_limit.os, "setpgid", lambda process, group: None)
     monkeypatch.setattr(memory_limit, "_prepare", told.append)

@@ -54,7 +54,7 @@ class SmallNet(ModelFamily):
         meta_valid_BK: jax.Array | None = None,
         train: bool = False,
     ) -> jax.Array:
-        meta_BD = self.checked_meta(meta_BD, len(features))
+        meta_BD = self.checked_meta(meta_BD, features.shape[0])
         return self.norm(jnp.concatenate([features, self.meta(meta_BD)], axis=1))
 
     @staticmethod

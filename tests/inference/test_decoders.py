@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from linnaeus_jax import system
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.server import decoder_process, serving
@@ -66,7 +67,11 @@ def slow_picture() -> bytes:
 
 
 @pytest.mark.slow
-def test_processes_are_ended_and_replaced():
+@pytest.mark.parametrize("inherited", [True, False])
+def test_processes_are_ended_and_replaced(monkeypatch, inherited):
+    """Whether they inherit their sockets or connect to one."""
+    monkeypatch.setattr(system, "CAN_PASS_SOCKETS", inherited)
+
     async def run() -> None:
         pool = Decoders(PREPROCESSING, 64_000_000, 0.6, 2)
         pool.start()

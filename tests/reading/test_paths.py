@@ -17,7 +17,9 @@ from linnaeus_jax.reading.paths import SafeFolder, UnsafePathError
         "..",
         "a\0b.jpg",
         "a\nb.jpg",
-        "a\\b.jpg",
+        "..\\b.jpg",
+        "a\\..\\..\\b.jpg",
+        "\\b.jpg",
         "C:/x.jpg",
         "\x1b[2J.jpg",
     ],
@@ -31,6 +33,13 @@ def test_unsafe_identifiers(tmp_path, identifier):
     "identifier", ["a.jpg", "a/b/c.jpg", "..a/b..jpg", "a b.jpg", "\U0001f98b/\u202eé.jpg", "x" * 200]
 )
 def test_safe_identifiers(tmp_path, identifier):
+    assert SafeFolder(tmp_path).path(identifier) == str(tmp_path / identifier)
+
+
+def test_backslashes_stand_between_folders_unless_a_file_has_them_in_its_name(tmp_path):
+    identifier = "kind 1\\a.jpg"
+    assert SafeFolder(tmp_path).path(identifier) == str(tmp_path / "kind 1" / "a.jpg")
+    (tmp_path / identifier).touch()
     assert SafeFolder(tmp_path).path(identifier) == str(tmp_path / identifier)
 
 

@@ -205,8 +205,8 @@ class Identifiers:
 
     CHECKS: ClassVar = (
         error("empty_identifier", "{n} rows have an empty identifier", lambda it: np.flatnonzero(it.hashes == 0)),
-        error("unsafe_identifier", "{n} identifiers lead out of the folder of pictures (absolute, '..') or hold a "
-              "backslash or control characters", lambda it: it.shown(it.unsafe)),
+        error("unsafe_identifier", "{n} identifiers lead out of the folder of pictures (absolute, '..') or hold "
+              "control characters", lambda it: it.shown(it.unsafe)),
         error("undecodable_identifier", "{n} identifiers are not UTF-8, so no file can be found by them",
               lambda it: it.shown(it.undecodable)),
         warning("duplicate_identifier", "{n} rows have the identifier of an earlier row, so two rows show one picture",

@@ -133,7 +133,7 @@ def merge(plan: BuildPlan, out: Path, count: int, *, strict: bool = False) -> Fi
         seen: dict[str, int] = {}
         for shard in shards:
             directory = shard.directory(out)
-            made = json.loads((directory / PLAN).read_text())
+            made = json.loads((directory / PLAN).read_text(encoding="utf-8"))
             first = shard.rows(len(plan.candidates)).start
             if made["digest"] != plan.digest:
                 raise UserError(f"{directory} was built from other rows, options or versions; build it again")
@@ -196,7 +196,7 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     work, finished = directory / WORK, directory / marker
     shutil.rmtree(directory / f"{WORK}-done", ignore_errors=True)
     if finished.exists() and not work.exists():
-        if json.loads(finished.read_text()).get("digest") == digest:
+        if json.loads(finished.read_text(encoding="utf-8")).get("digest") == digest:
             yield None
             return
         raise UserError(
@@ -207,17 +207,19 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     if taken and not work.exists():
         raise UserError(f"{directory} holds {' and '.join(taken)} of another origin; give another --out")
     make_directory(work)
-    with open(work / "lock", "w") as lock:
+    lock_path = directory / f"{WORK}.lock"  # beside it: Windows moves no folder of open files
+    with lock_path.open("ab") as lock:
         if locked(lock) is False:
             raise UserError(_BUILDING.format(directory))
         begun = work / "begun.json"
-        if begun.exists() and json.loads(begun.read_text())["digest"] != digest:
+        if begun.exists() and json.loads(begun.read_text(encoding="utf-8"))["digest"] != digest:
             raise UserError(
                 f"{directory} holds a build that was begun from other rows, options or versions; finish it with the "
                 "same command, or begin anew with --force"
             )
         write_json(begun, {"digest": digest})
         yield work
+    lock_path.unlink(missing_ok=True)
 
 
 def commit(work: Path, directory: Path, names: Sequence[str]) -> None:
@@ -241,7 +243,7 @@ def resumed_commit(work: Path, directory: Path) -> bool:
     """Finishes a `commit` that was ended; False where none was begun."""
     begun = work / "commit.json"
     if begun.exists():
-        commit(work, directory, json.loads(begun.read_text()))
+        commit(work, directory, json.loads(begun.read_text(encoding="utf-8")))
         return True
     return False
 
@@ -266,5 +268,5 @@ def discard(out: Path, shard: Shard | None = None, *, keep_parts: bool = False) 
     if not keep_parts:
         shutil.rmtree(out / "shards", ignore_errors=True)
     if (out / SUMMARY).exists():
-        for name in (*json.loads((out / SUMMARY).read_text()).get("files", ()), SUMMARY):
+        for name in (*json.loads((out / SUMMARY).read_text(encoding="utf-8")).get("files", ()), SUMMARY):
             (out / name).unlink(missing_ok=True)

@@ -75,7 +75,7 @@ class Finished:
     @classmethod
     def load(cls, out: Path) -> Finished:
         """The totals of a finished data set."""
-        stored = json.loads((out / "build.json").read_text())
+        stored = json.loads((out / "build.json").read_text(encoding="utf-8"))
         return cls(stored["totals"], tuple(stored["warnings"]))
 
     def faults(self) -> dict[str, int]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
+from linnaeus_jax.system import usable_cores
 
 _TEMPLATE = """# Trains on the data set of this folder; change what you like:
 #
@@ -205,7 +205,7 @@ def machine_speed() -> float:
         started = time.perf_counter()
         a @ a
         best = min(best, time.perf_counter() - started)
-    return cores() * len(a) ** 3 / best / 1e9 / _REFERENCE_RATE
+    return usable_cores() * len(a) ** 3 / best / 1e9 / _REFERENCE_RATE
 
 
 def fitted(

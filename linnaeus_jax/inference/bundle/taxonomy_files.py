@@ -23,7 +23,7 @@ CLASS_MAP = BUNDLE_CLASSES
 
 def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
     """Writes `taxonomy.json` and `class_index_map.json`, the latter with the four maps that the original documents."""
-    tree.write_text(json_text(taxonomy.tree.to_json(), indent=1) + "\n")
+    tree.write_text(json_text(taxonomy.tree.to_json(), indent=1) + "\n", encoding="utf-8", newline="\n")
     ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
     maps = {
         "idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()},
@@ -32,7 +32,7 @@ def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
         "num_classes_per_rank": {task: len(each) for task, each in ids.items()},
         "names": taxonomy.names.to_json(),
     }
-    classes.write_text(json_text(maps, indent=1, ensure_ascii=False) + "\n")
+    classes.write_text(json_text(maps, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
 def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:

@@ -102,7 +102,7 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
         (unfinished / README).write_text(_README.format(readable=readable), encoding="utf-8")
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, _classes(bundle))
-        (unfinished / EXAMPLE).write_text(_example(bundle), encoding="utf-8")
+        (unfinished / EXAMPLE).write_text(_example(bundle), encoding="utf-8", newline="\n")
         (unfinished / PIXELS).write_text(inspect.getsource(portable_images), encoding="utf-8")
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)

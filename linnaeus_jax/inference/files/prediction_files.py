@@ -164,7 +164,7 @@ def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        known = json.loads(path.read_text())
+        known = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -50,7 +50,7 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         sections += [_accuracy(bundle, measured), _subsets(bundle, measured), _calibration(bundle, measured)]
         sections += [_roll_up(bundle, measured), _coverage(bundle, measured)]
     sections += [_limits(bundle), _licences(bundle, measured)]
-    (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
+    (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8", newline="\n")
 
 
 def summary(measured: Measured) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A process that decodes pictures of strangers for the server, which ends it where a picture takes too long.
 
-    python -m linnaeus_jax.inference.server.decoder_process DESCRIPTOR SETTINGS
+    python -m linnaeus_jax.inference.server.decoder_process SOCKET SETTINGS
 
-`DESCRIPTOR` is a connected socket, `SETTINGS` is JSON: the fields of `Preprocessing`, and `pixels` and `seconds`, the
+`SOCKET` is the descriptor of a connected one, or an address (127.0.0.1:PORT) to connect to, where it sends first what
+the environment variable `KEY` holds; `SETTINGS` is JSON: the fields of `Preprocessing`, and `pixels` and `seconds`, the
 most that a picture may have and take. It says that it is ready, and then answers every picture; an empty one is a
 ping. JAX is not imported: a new process is ready within a second. Nothing is unpickled on either side.
 """
@@ -10,9 +11,9 @@ ping. JAX is not imported: a new process is ready within a second. Nothing is un
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import os
-import resource
 import signal
 import socket
 import struct
@@ -22,6 +23,7 @@ from typing import IO, Any
 
 import cv2
 
+from linnaeus_jax import system
 from linnaeus_jax.data.decoding import TooCostly, image_size
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.pictures import PictureError, read_picture
@@ -31,6 +33,8 @@ LENGTH = struct.Struct(">Q")
 READY, PIXELS, TOO_COSTLY, UNKNOWN, DAMAGED = b"r", b"p", b"c", b"u", b"d"
 #: memory that a picture may take: 48 bytes for each pixel, as the most wasteful decoder does, and this
 MEMORY = 2**29
+#: environment variable: 64 hexadecimal digits that tell the server its own process from another one
+KEY = "LINNAEUS_DECODER_KEY"
 #: seconds after which it ends by itself where nobody has ended it
 GRACE = 5.0
 
@@ -68,24 +72,25 @@ def main(argv: Sequence[str]) -> None:
     preprocessing = Preprocessing(**fields)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the server, which still needs its decoders
     cv2.setNumThreads(1)
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    _limit(resource.RLIMIT_AS, used + MEMORY + 48 * pixels)
-    _limit(resource.RLIMIT_CORE, 0)
+    system.limit_memory(MEMORY + 48 * pixels)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries have lines for every damage, and strangers send it
-    with socket.socket(fileno=int(argv[0])) as server, server.makefile("rb") as messages:
+    with _connected(argv[0]) as server, server.makefile("rb") as messages:
         _send(server, READY, b"")
         while (raw := _receive(messages)) is not None:
-            signal.setitimer(signal.ITIMER_REAL, seconds + GRACE)  # the default of SIGALRM ends the process
+            faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
             kind, content = answer(raw, preprocessing, pixels) if raw else (READY, b"")
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
             _send(server, kind, content)
 
 
-def _limit(what: int, most: int) -> None:
-    hard = resource.getrlimit(what)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+def _connected(place: str) -> socket.socket:
+    if place.isdecimal():
+        return socket.socket(fileno=int(place))
+    host, _, port = place.rpartition(":")
+    server = socket.create_connection((host, int(port)))
+    server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server.sendall(bytes.fromhex(os.environ[KEY]))
+    return server
 
 
 def _send(server: socket.socket, kind: bytes, content: bytes) -> None:

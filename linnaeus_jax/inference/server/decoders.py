@@ -9,7 +9,9 @@ each task (pebble, billiard) share one pipe among all processes: with pebble, th
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import linnaeus_jax
+from linnaeus_jax import system
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.server import decoder_process
-from linnaeus_jax.inference.server.decoder_process import DAMAGED, LENGTH, PIXELS, TOO_COSTLY, UNKNOWN
+from linnaeus_jax.inference.server.decoder_process import DAMAGED, KEY, LENGTH, PIXELS, TOO_COSTLY, UNKNOWN
 
 #: seconds that a picture may take; half of what a request may, where that is less
 SECONDS = 10.0
@@ -48,16 +51,26 @@ class _Process:
     """One process, used by one task at a time."""
 
     def __init__(self, settings: str) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
         package = str(Path(linnaeus_jax.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", decoder_process.__name__, str(theirs.fileno()), settings]
-        with theirs:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env={**os.environ, "PYTHONPATH": path}
-            )
+        self._environment = {**os.environ, "PYTHONPATH": path}
+        self._key = secrets.token_bytes(32)
+        #: listens until the process has connected, where it cannot inherit a socket
+        self._listener: socket.socket | None = None
+        if system.CAN_PASS_SOCKETS:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._start(str(theirs.fileno()), settings, pass_fds=(theirs.fileno(),))
+        else:
+            self._socket = self._listener = socket.create_server(("127.0.0.1", 0))
+            self._environment[KEY] = self._key.hex()
+            self._start(f"127.0.0.1:{self._listener.getsockname()[1]}", settings)
+        self._socket.setblocking(False)
         self._ready, self.begun = False, time.monotonic()
+
+    def _start(self, place: str, settings: str, pass_fds: tuple[int, ...] = ()) -> None:
+        command = [sys.executable, "-m", decoder_process.__name__, place, settings]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=pass_fds, env=self._environment)
 
     @property
     def ended(self) -> bool:
@@ -71,8 +84,22 @@ class _Process:
     async def ready(self) -> None:
         """Waits until it is. Raises EOFError or OSError where it has ended."""
         if not self._ready:
+            if self._listener is not None:
+                await self._accept(self._listener)
             await self._receive()
             self._ready = True
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Waits until the process has connected, and not another one."""
+        while self._listener is not None:
+            self._socket, _ = await asyncio.get_running_loop().sock_accept(listener)
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hmac.compare_digest(await self._exactly(len(self._key)), self._key):
+                self._listener = None
+                listener.close()
+            else:
+                self._socket.close()
 
     async def ask(self, raw: bytes) -> tuple[bytes, bytes]:
         """Kind and content of its answer. Raises EOFError or OSError where it has ended."""
@@ -99,6 +126,8 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()  # not SIGTERM, which waits for the interpreter, and the decoder does not return to it
         self._socket.close()
+        if self._listener is not None:
+            self._listener.close()
 
     def wait(self) -> str:
         """How it ended, or that it has not within a second."""

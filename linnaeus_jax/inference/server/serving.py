@@ -26,7 +26,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
 from linnaeus_jax import __version__
-from linnaeus_jax.data.parallel import cores
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.model import Model
@@ -54,6 +53,7 @@ from linnaeus_jax.inference.server.schemas import (
     Problem,
 )
 from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.system import usable_cores
 
 PAGE = Path(__file__).parent / "page"
 #: path -> file of the page, its kind
@@ -98,9 +98,9 @@ class Service:
         self.batcher = Batcher(model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
-        self._threads = ThreadPoolExecutor(cores(), thread_name_prefix="request")
+        self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="request")
         seconds = min(SECONDS, limits.seconds / 2)  # the rest of the request has its time, too
-        self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or cores())
+        self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or usable_cores())
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -252,9 +252,10 @@ def create_app(
 
 def _add_page(app: FastAPI) -> None:
     """Adds the page and its files, which are read once."""
-    html = (PAGE / "index.html").read_text().replace(WORLD_MARK, (PAGE / "world.svg").read_text())
+    page, world = ((PAGE / name).read_text(encoding="utf-8") for name in ("index.html", "world.svg"))
+    html = page.replace(WORLD_MARK, world)
     contents = {"/": (html, "text/html")}
-    contents |= {path: ((PAGE / name).read_text(), kind) for path, (name, kind) in PAGE_FILES.items()}
+    contents |= {path: ((PAGE / name).read_text(encoding="utf-8"), kind) for path, (name, kind) in PAGE_FILES.items()}
 
     def endpoint(text: str, kind: str) -> Callable[[], Any]:
         async def page() -> Response:
