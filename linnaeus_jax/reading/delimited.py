@@ -238,6 +238,7 @@ class RecordReader:
         self._rest = self._blocks.read()
         self._line = 1  # of the first byte of the rest
         self._ended = False
+        self._swallowed: list[tuple[int, int]] = []  # first and last line of each record that may hold others
         self.header: list[str] = []
         while not self._rest.strip(b"\r\n \t") and not self._ended:
             self._line += self._rest.count(b"\n")
@@ -250,8 +251,17 @@ class RecordReader:
 
     @property
     def warnings(self) -> list[str]:
-        """What was mended so far."""
-        return self._blocks.warnings(self.source.name)
+        """What was mended, and what may be wrong, so far."""
+        found = self._blocks.warnings(self.source.name)
+        if self._swallowed:
+            lines = sum(last - first + 1 for first, last in self._swallowed)
+            shown = ", ".join(f"{first} to {last}" for first, last in self._swallowed[:3])
+            found.append(
+                f"{self.source.name}: quotes make {len(self._swallowed)} records of {lines} lines that each have the "
+                f"fields of a record: lines {shown}{', ...' * (len(self._swallowed) > 3)}. If these quotes are text, "
+                "remove them there, or build with --quotes none"
+            )
+        return found
 
     def read(
         self, positions: Mapping[str, int], width: int, progress: schema.Progress | None = None
@@ -344,6 +354,7 @@ class RecordReader:
         lines = self._line + np.searchsorted(layout.newlines, starts)
         length = ends - starts
         blank = (length == 0) | ((length == 1) & (data[starts] == _RETURN))
+        self._find_swallowed(data, layout, lines, width)
         with_nul = np.zeros(ends.size, bool)
         with_nul[np.searchsorted(ends, np.flatnonzero(data == 0))] = True
         wrong = ~blank & (with_nul | (fields != width))
@@ -353,6 +364,22 @@ class RecordReader:
         frame = frame.insert_column(0, pl.Series(schema.LINE, lines[keep], pl.Int64))
         details = [_fault(int(fields[at]), width, bool(with_nul[at])) for at in np.flatnonzero(wrong)]
         return _with_malformed(frame, list(zip(lines[wrong].tolist(), details)))
+
+    def _find_swallowed(self, data: NDArray[np.uint8], layout: _Layout, lines: NDArray[np.int64], width: int) -> None:
+        """Notes the records of several lines of which each has the separators of a record, inside of quotes or not.
+
+        Args:
+          lines: int64 [R], where the records begin.
+        """
+        last = self._line + np.searchsorted(layout.newlines, layout.ends)
+        several = np.flatnonzero(last > lines)
+        if several.size and width > 1:
+            separators = np.searchsorted(np.flatnonzero(data == self._separator), layout.newlines)
+            fitting = np.cumsum(np.diff(separators, prepend=0) == width - 1)
+            before = np.concatenate(([0], fitting))[lines[several] - self._line]
+            whole = fitting[last[several] - self._line] - before == last[several] - lines[several] + 1
+            spans = zip(lines[several[whole]].tolist(), last[several[whole]].tolist())
+            self._swallowed += spans
 
     def _polars(self, data: bytes, positions: Mapping[str, int], width: int, height: int) -> pl.DataFrame:
         places = sorted(set(positions.values()))
@@ -392,6 +419,9 @@ class RecordReader:
                 feed.next = first + 1
                 reader = csv.reader(feed, **self._format())
                 continue
+            read = lines[first : feed.next]
+            if len(read) > 1 and width > 1 and all(text.count(self.dialect.separator) == width - 1 for text in read):
+                self._swallowed.append((self._line + first, self._line + feed.next - 1))
             with_nul = any("\0" in field for field in record)
             if len(record) == width and not with_nul:
                 found.append([record[place] for place in positions.values()])

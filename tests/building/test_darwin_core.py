@@ -319,3 +319,15 @@ def test_species_keys_that_are_empty_or_no_numbers(tmp_path, keys):
     }
     source = read(tmp_path, members, "11.jpg", "12.jpg")
     assert plain(source, "name_L10", "name_L20", "reason") == [("Parus major", "Parus", None)] * 2
+
+
+def test_stray_quotes_of_an_archive_are_said_and_may_be_text(tmp_path):
+    records = [occurrence(str(10 + number)) for number in range(9)]
+    records[2][3], records[6][3] = '"anna', 'anna"'
+    core = element("core", "occurrence.txt", DWC + "Occurrence", archives.OCCURRENCE, quote="&quot;")
+    members = {"meta.xml": meta(core), "occurrence.txt": archives.table(archives.OCCURRENCE, records)}
+    files = [f"{10 + number}.jpg" for number in range(9)]
+    source = read(tmp_path, members, *files)
+    assert source.frame.filter(pl.col("reason").is_null()).height == 5
+    assert any("lines 4 to 8. If these quotes are text" in text for text in source.warnings)
+    assert read(tmp_path, members, *files, quotes="none").frame["reason"].null_count() == 9

@@ -176,3 +176,32 @@ def test_the_first_line_of_excel_names_the_separator(first):
     assert frame.columns == ["line", "a,b", "c", "reason", "detail"]
     assert frame["line"].to_list() == [3]
     assert records(frame) == [("1,5", "x")]
+
+
+@pytest.mark.parametrize("separator", ["\t", ","])
+@pytest.mark.parametrize("also", ["", 'x@y "z" w@v\n'], ids=["by polars", "by csv"])
+@pytest.mark.parametrize("places", [(1, 1), (0, 2)], ids=["one column", "two columns"])
+def test_stray_quotes_that_swallow_records_are_said(separator, also, places):
+    lines = [[f"p{number}.jpg", f"s{number}", "n"] for number in range(30)]
+    lines[2][places[0]] = '"' + lines[2][places[0]]
+    lines[27][places[1]] += '"'
+    text = "a@b@c\n" + also + "".join("@".join(line) + "\n" for line in lines)
+    data = text.replace("@", separator).encode()
+    reader = RecordReader(source(data), find_dialect(data))
+    found = pl.concat(reader.read({"a": 0, "b": 1}, 3))
+    (warning,) = reader.warnings
+    first = 4 + bool(also)
+    assert "quotes make 1 records of 26 lines that each have the fields of a record" in warning
+    assert f"lines {first} to {first + 25}." in warning
+    assert "--quotes none" in warning
+    assert found.height == 5 + bool(also)
+    plain = RecordReader(source(data), find_dialect(data, quote=None))
+    assert pl.concat(plain.read({"a": 0, "b": 1}, 3)).height == 30 + bool(also)
+    assert plain.warnings == []
+
+
+def test_a_quoted_text_of_several_lines_is_not_said():
+    data = b'a,b,c\n1,"two, three\nfour, five, six\n",x\n2,"y\nz",x\n3,"","u\n\nv"\n'
+    reader = RecordReader(source(data), find_dialect(data))
+    assert pl.concat(reader.read({"a": 0}, 3))["a"].to_list() == ["1", "2", "3"]
+    assert reader.warnings == []

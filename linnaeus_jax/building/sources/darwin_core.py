@@ -16,7 +16,7 @@ import polars as pl
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.archive import META, Archive, FileDescription, read_meta
 from linnaeus_jax.building.sources.matching import Matcher
-from linnaeus_jax.building.sources.source import MAP, PICTURES, RANK_MAP, Option, Request, source
+from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, Option, Request, source
 from linnaeus_jax.building.sources.table import files_by_id
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
@@ -52,6 +52,7 @@ def read(
     pictures: Path | None = None,
     mapping: Mapping[str, str] | None = None,
     rank_map: Mapping[str, str] | None = None,
+    quotes: str = "csv",
     names: str = "auto",
     doi: str | None = None,
     follow_links: bool = False,
@@ -67,6 +68,7 @@ def read(
         archive lies in, whose other pictures are left aside.
       mapping: standard column -> term of the occurrences, which wins over usual names.
       rank_map: rank -> "NAME_TERM[:ID_TERM]".
+      quotes: "csv": as the archive says; "none": quotes are text, whatever it says.
       names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download; None: found in the archive.
       follow_links: whether links may lead out of the picture folder.
@@ -79,6 +81,8 @@ def read(
     root = open_folder(pictures or (archive if archive.is_dir() else archive.parent))
     with Archive(archive) as opened:
         core, media, metadata, warnings = _described(opened)
+        if quotes == "none":
+            core, media = _unquoted(core), media and _unquoted(media)
         occurrences, links, notes = _read_occurrences(opened, core, mapping, rank_map, progress)
         media_rows = None
         if media is not None:
@@ -109,10 +113,15 @@ def read(
 
 @source(
     Option("--dwca", type=Path, metavar="FILE", help="Darwin Core archive of GBIF or iNaturalist"),
-    *(PICTURES, MAP, RANK_MAP),
+    *(PICTURES, MAP, RANK_MAP, QUOTES),
 )
 def _read(request: Request) -> SourceRows:
-    return read(request.args.dwca, pictures=request.args.pictures, **request.columns, **request.common)
+    args = request.args
+    return read(args.dwca, pictures=args.pictures, quotes=args.quotes, **request.columns, **request.common)
+
+
+def _unquoted(description: FileDescription) -> FileDescription:
+    return replace(description, dialect=replace(description.dialect, quote=None))
 
 
 def _described(opened: Archive) -> tuple[FileDescription, FileDescription | None, str | None, list[str]]:

@@ -37,6 +37,9 @@ class Option:
 
 
 PICTURES = Option("--pictures", type=Path, metavar="DIR", help="folder of the pictures; default: beside the source")
+QUOTES = Option(
+    "--quotes", choices=("csv", "none"), default="csv", help="none: quotes are text, and enclose no fields (csv)"
+)
 SEPARATOR = Option("--separator", help="character between fields; default: found")
 MAP = Option(
     "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"

@@ -10,7 +10,7 @@ import polars as pl
 
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.matching import Matcher
-from linnaeus_jax.building.sources.source import MAP, PICTURES, RANK_MAP, SEPARATOR, Option, Request, source
+from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, SEPARATOR, Option, Request, source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
@@ -18,7 +18,7 @@ from linnaeus_jax.reading.file_columns import has_folders, joined_paths
 from linnaeus_jax.reading.identification import check_taxa, identify
 from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
-from linnaeus_jax.reading.table import QUOTES, TextOptions, read_columns
+from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
 
 _TIMES = ("date", "time", "year", "month", "day", "hour")
@@ -91,8 +91,7 @@ def read(
 
 @source(
     Option("--table", type=Path, metavar="FILE", help="CSV, TSV or Parquet, one row for each picture"),
-    *(PICTURES, MAP, RANK_MAP, SEPARATOR),
-    Option("--quotes", choices=QUOTES, default="csv", help="whether quotes are text (csv)"),
+    *(PICTURES, MAP, RANK_MAP, SEPARATOR, QUOTES),
     Option("--encoding", help="default: UTF-8, and Latin-1 for lines that are not"),
 )
 def _read(request: Request) -> SourceRows:
