@@ -76,6 +76,7 @@ reference: $(READY)
 bench: $(READY)
 	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features efficientnet_forward backbones debugging saving start_up; do \
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
+	$(BIN)/python -m benchmarks.predicting costs --pairs 3
 
 clean:
 	rm -rf $(VENV) .venv-latest .venv-oldest build/docs .jax_cache .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,12 @@
 """How fast a folder of pictures is predicted, next to the evaluation of the same folder.
 
-    python -m benchmarks.predicting [folder] [classes] [--run runs/demo] [--pictures 10000] [--pairs 5]
+    python -m benchmarks.predicting [folder] [classes] [costs] [--run runs/demo] [--pictures 10000] [--pairs 5]
 
   folder     JPEGs made of the validation pictures of a run, predicted to a file in each form, against the evaluation
              program on the same folder (one phase, all metadata); both programs are compiled before, read with as many
              threads, and see the same metadata: predict from a table, the evaluation from its labels file
   classes    what the host does for the answers, by the number of classes of the finest rank, without a model
+  costs      CPU time, page faults and memory of predict and of a server, see `benchmarks.predicting_costs`
 
 `ratio` is how many times as fast predicting is as evaluating, the median over alternating rounds with quartiles;
 `control` is that of predicting against itself, whose distance from 1 is the noise. The limit is 0.9. Files are made in
@@ -32,6 +33,7 @@ import h5py
 import numpy as np
 
 from benchmarks.common import add_names, interleaved, write_results
+from benchmarks.predicting_costs import costs
 from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.answers import Answers
@@ -182,7 +184,11 @@ def fastest(f: Callable[[], object], rounds: int) -> float:
     return min(times)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Row]]] = {"folder": folder, "classes": classes}
+PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Row]]] = {
+    "folder": folder,
+    "classes": classes,
+    "costs": costs,
+}
 
 
 def main() -> None:
@@ -190,15 +196,16 @@ def main() -> None:
     add_names(parser, PARTS)
     parser.add_argument("--run", type=Path, default=Path("runs/demo"), help="a run directory (runs/demo)")
     parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--images", type=int, default=512, help="of the costs")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=BUCKETS[-1], help="pictures computed at once")
     parser.add_argument("--threads", type=int, default=0, help="of predict that read (one for each core)")
     options = parser.parse_args()
-    lines: list[Row] = []
     for name in options.names:
         with tempfile.TemporaryDirectory() as place:
-            lines += PARTS[name](options, Path(place))
-    write_results("predicting", lines, f"python -m benchmarks.predicting {shlex.join(sys.argv[1:])}".strip())
+            lines = PARTS[name](options, Path(place))
+        command = f"python -m benchmarks.predicting {shlex.join(sys.argv[1:])}".strip()
+        write_results({"folder": "predicting"}.get(name, f"predicting_{name}"), lines, command)
 
 
 if __name__ == "__main__":
