@@ -20,7 +20,7 @@ author = copyright
 release = version = linnaeus_jax.__version__
 
 extensions = ["myst_parser"]
-exclude_patterns = ["pictures"]
+exclude_patterns = ["pictures", "notebooks"]
 myst_heading_anchors = 4
 nitpicky = True
 
