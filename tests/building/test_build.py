@@ -345,7 +345,7 @@ def test_one_process_builds_in_a_folder(pictures, tmp_path):
             build(plan(pictures), out)
         with pytest.raises(UserError, match="another process builds here"):  # --force
             discard(out)
-        assert (out / ".build" / "lock").exists()
+        assert (out / ".build.lock").exists()
     discard(out)
     assert not (out / ".build").exists()
 

@@ -32,6 +32,7 @@ from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, Progress
 from linnaeus_jax.reading.shards import Shard
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"
+_LOCK = f"{WORK}.lock"  # beside it: Windows moves no folder of open files
 _BUILDING = "{}: another process builds here; wait for it or give another --out"
 
 
@@ -207,7 +208,7 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     if taken and not work.exists():
         raise UserError(f"{directory} holds {' and '.join(taken)} of another origin; give another --out")
     make_directory(work)
-    lock_path = directory / f"{WORK}.lock"  # beside it: Windows moves no folder of open files
+    lock_path = directory / _LOCK
     with lock_path.open("ab") as lock:
         if locked(lock) is False:
             raise UserError(_BUILDING.format(directory))
@@ -257,9 +258,9 @@ def discard(out: Path, shard: Shard | None = None, *, keep_parts: bool = False) 
     Raises:
       UserError: another process is building what would be removed.
     """
-    parts = [] if keep_parts else [path.parent.parent for path in out.glob(f"shards/*/{WORK}/lock")]
+    parts = [] if keep_parts else [path.parent for path in out.glob(f"shards/*/{_LOCK}")]
     for directory in [shard.directory(out)] if shard is not None else [out, *parts]:
-        if locked_elsewhere(directory / WORK / "lock"):
+        if locked_elsewhere(directory / _LOCK):
             raise UserError(_BUILDING.format(directory))
     if shard is not None:
         shutil.rmtree(shard.directory(out), ignore_errors=True)
