@@ -2,7 +2,13 @@
 
 __version__ = "0.1.0"
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.argv[:1] == ["-m"]:  # a program of this package begins, and its imports take seconds
+    from linnaeus_jax.interrupts import one_line_for_interrupts
+
+    one_line_for_interrupts()
 
 from linnaeus_jax import migration
 

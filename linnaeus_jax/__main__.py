@@ -110,7 +110,15 @@ def _complete(module: str, verb: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program of a verb with the other arguments; a status of 2 for a verb that is none."""
+    from linnaeus_jax.config.exit_status import as_program, exit_status
+
     given = list(sys.argv[1:] if argv is None else argv)
+    if argv is not None:
+        return exit_status(lambda: _main(given))
+    return as_program(lambda: exit_status(lambda: _main(given)))
+
+
+def _main(given: list[str]) -> int:
     known = verbs()
     if "_ARGCOMPLETE" in os.environ:
         words = os.environ.get("COMP_LINE", "").split()

@@ -27,13 +27,14 @@ SUBPACKAGES: dict[str, set[str]] = {
     subpackage: set(allowed.split())
     for subpackage, allowed in {
         "mistakes": "",
+        "interrupts": "",
         "system": "",
         "files": "mistakes system",
         "registry": "mistakes",
         "versions": "",
         "compat": "",
         "backend": "mistakes",
-        "config": "mistakes registry system",
+        "config": "interrupts mistakes registry system",
         "taxonomy": "mistakes",
         "metrics": "mistakes registry taxonomy",
         "schedules": "config files metrics mistakes registry",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
 from linnaeus_jax.config.printable import print_readably
 from linnaeus_jax.config.redaction import sanitize
+from linnaeus_jax.interrupts import STATUS as INTERRUPTED
+from linnaeus_jax.interrupts import interrupted, one_line_for_interrupts
 from linnaeus_jax.mistakes import InputError
 
 USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
 INTERNAL_ERROR = 70
-INTERRUPTED = 130
 MEMORY_ADVICE = "use smaller batches, fewer threads or a machine with more memory"
 #: characters of a line that is printed
 LONGEST_LINE = 1500
@@ -33,9 +36,9 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
     print_readably()
     caught: tuple[type[Exception], ...] = (UserError, InputError, OSError, *errors)
     try:
-        return call() or 0
+        return _flushed(call) or 0
     except BrokenPipeError:  # who reads the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except caught as error:
         text = described(error) if isinstance(error, OSError) else str(error)
@@ -55,6 +58,43 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
             file=sys.stderr,
         )
         return INTERNAL_ERROR
+
+
+def as_program(call: Callable[[], int]) -> int:
+    """What `call` returns. Ctrl-C ends the process in one line from here on, also while Python itself ends."""
+    one_line_for_interrupts()
+    status = call()
+    if status == INTERRUPTED:  # what threads still do is not waited for
+        interrupted(said=True)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda *_: interrupted())
+    return status
+
+
+def _flushed(call: Callable[[], int | None]) -> int | None:
+    """What `call` returns, once what it printed is where it should be."""
+    try:
+        status = call()
+    except SystemExit:  # of argparse
+        _flush()
+        raise
+    _flush()
+    return status
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise OSError(error.errno, error.strerror, "the standard output") from error
+
+
+def _discard_output() -> None:
+    """Python would else try to write it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _clipped(line: str) -> str:

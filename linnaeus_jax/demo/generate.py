@@ -13,7 +13,8 @@ import hashlib
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,12 +309,28 @@ def _draw_images(
         drawn: Iterable[NDArray[np.uint8]] = map(_draw_rows, drawing)
         if (processes := min(os.cpu_count() or 1, len(drawing) // 4)) > 1:  # a process takes half a second to start
             context = multiprocessing.get_context("spawn")
-            drawn = stack.enter_context(ProcessPoolExecutor(processes, context)).map(_draw_rows, drawing)
+            pool = ProcessPoolExecutor(processes, context)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            with _interrupts_held():
+                drawn = pool.map(_draw_rows, drawing)
         for (_, _, start, _), pictures in zip(drawing, drawn, strict=True):
             images[start : start + CHUNK] = pictures
             if progress is not None:
                 progress(start + len(pictures), rows)
     return images
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes that are started here do not get Ctrl-C, which reaches this one and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _draw_rows(drawing: tuple[int, int, int, NDArray[Any]]) -> NDArray[np.uint8]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +122,42 @@ def test_memory_that_is_limited_and_used_up_is_told_in_a_line(tmp_path, body, st
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stderr.count("\n") == bool(said) or status == 70
+
+
+def program(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", *arguments], stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("arguments", [("linnaeus_jax", "--help"), ("linnaeus_jax", "pack", "--help")])
+def test_who_reads_the_output_may_leave(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with program(*arguments, stdout=writing) as process:
+        os.close(writing)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_a_full_disk_of_the_output_is_named():
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full, program("linnaeus_jax", "--version", stdout=full, env=buffered) as process:
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (2, "the standard output: No space left on device; free space there\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.5])
+def test_ctrl_c_is_one_line_at_any_moment(tmp_path, delay):
+    """From the first import of this package on; -2: Python was ending, and no longer had the handler."""
+    environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    arguments = ("linnaeus_jax.tools.make_demo", "--out", str(tmp_path / "demo"), "--rows", "3000")
+    with program(*arguments, stdout=subprocess.DEVNULL, env=environment, start_new_session=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "linnaeus_jax.interrupts" in line:
+                break
+        time.sleep(delay)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        said = [line for line in process.stderr if not line.startswith("import time:")]
+    assert (process.returncode, said) in ((130, ["interrupted\n"]), (-signal.SIGINT, []))
