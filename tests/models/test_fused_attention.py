@@ -189,7 +189,10 @@ def test_dropped_keys_are_dropped_for_all_queries_of_a_head() -> None:
     kernels = {"qkv": (32, 96), "proj": (32, 32)}
     variables = {
         "params": {
-            name: {"kernel": np.cos(np.arange(a * b, dtype=np.float32)).reshape(a, b), "bias": np.zeros(b, np.float32)}
+            name: {
+                "kernel": np.cos(np.arange(a * b, dtype=np.float32)).reshape(a, b) / 4,
+                "bias": np.zeros(b, np.float32),
+            }
             for name, (a, b) in kernels.items()
         }
     }
