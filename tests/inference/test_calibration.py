@@ -52,6 +52,34 @@ def test_the_temperature_that_labels_were_drawn_with_is_found():
     assert of_rank[0] == pytest.approx(3, rel=0.05)
 
 
+@pytest.mark.parametrize(("rows", "apart"), [(100, 0.15), (300, 0.1), (1000, 0.05)])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
+def test_few_rows_are_enough_for_the_temperature_of_a_rank(rows, apart, temperature):
+    """On 2,000 other rows the calibration error is nearly that of the temperature that is right."""
+    rng = np.random.default_rng(rows)
+    z = rng.normal(0, 3, (rows + 2000, TAXONOMY.tree.num_classes[TASKS[0]])).astype(np.float32)
+    z[:, 0] = -30  # null, which no row is
+    labels = np.zeros((len(z), len(TASKS)), np.int32)
+    labels[:, 0] = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    logits = {task: np.zeros((len(z), TAXONOMY.tree.num_classes[task]), np.float32) for task in TASKS}
+    logits[TASKS[0]] = np.float32(temperature) * z
+    few, others = ({task: each[part] for task, each in logits.items()} for part in (np.s_[:rows], np.s_[rows:]))
+    fitted = cal.fit(few, labels[:rows], TAXONOMY)
+    error, least = (
+        ece(
+            cal.judge(
+                others,
+                labels[rows:],
+                Answers(TAXONOMY, Calibration({**fitted.ranks, TASKS[0]: t}, fitted.paths)),
+                "documented",
+            )
+        )[0]
+        for t in (fitted.ranks[TASKS[0]], temperature)
+    )
+    assert fitted.ranks[TASKS[0]] == pytest.approx(temperature, rel=0.35 if rows == 100 else 0.2)
+    assert error < least + apart / 5
+
+
 def test_slopes_are_those_of_the_loss():
     logits, labels = overconfident(30)
     of_paths = cal._path_objective(logits, labels, TAXONOMY)

@@ -20,8 +20,9 @@ from linnaeus_jax.metrics.judged import Judged
 
 #: temperatures are sought between these
 LOWEST, HIGHEST = 0.01, 100.0
-#: standard deviations of the priors of log T; chosen on halves of a validation set of 1200 rows
-RANK_SPREAD, PATH_SPREAD = 0.06, 0.5
+#: standard deviation of the prior of log T, of ranks and of paths; of those tried in benchmarks/temperature_prior.py,
+#: the one with the best probabilities over true temperatures of 0.25 to 5 and 50 to 5,000 rows
+SPREAD = 0.5
 #: numbers of a matrix rows x classes that is computed at once
 CHUNK = 1 << 22
 #: of the logarithm of a temperature, for differences, whose error is about as large
@@ -62,9 +63,9 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
     for place, task in enumerate(tasks):
         rows = known[:, place]
         of_rank = _rank_objective(np.asarray(logits[task])[rows], labels[rows, place])
-        ranks[task] = float(_minimised(of_rank, np.array([start.ranks[task]]), RANK_SPREAD)[0])
+        ranks[task] = float(_minimised(of_rank, np.array([start.ranks[task]]))[0])
     of_paths = _path_objective(logits, labels, taxonomy)
-    paths = _minimised(of_paths, np.array([start.paths[task] for task in tasks]), PATH_SPREAD)
+    paths = _minimised(of_paths, np.array([start.paths[task] for task in tasks]))
     return Calibration(ranks, dict(zip(tasks, paths.tolist(), strict=True)), int(known.any(axis=1).sum()))
 
 
@@ -73,7 +74,7 @@ def labelled(labels: NDArray[np.integer], taxonomy: Taxonomy) -> NDArray[np.bool
     return np.asarray(labels) >= taxonomy.first
 
 
-def _minimised(objective: Objective, start: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
+def _minimised(objective: Objective, start: NDArray[np.float64], spread: float = SPREAD) -> NDArray[np.float64]:
     """Temperatures of the least objective with its prior, or `start` where none is better."""
     from scipy.optimize import minimize
 
