@@ -8,14 +8,18 @@ Letters of shapes: B rows, H W places, C channels. Arithmetic is float32, or flo
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from linnaeus_jax.models.operations import wide
 
 Moments = tuple[jax.Array, jax.Array, jax.Array]
+#: the collection of `moment_counts`; as many batches as leave momentum as it is, however small
+MOMENT_COUNTS, MANY_BATCHES = "moment_counts", 1 << 30
 
 
 def one_pass_moments(x_BHWC: jax.Array, row_weight_B: jax.Array | None) -> Moments:
@@ -82,3 +86,40 @@ def _normalise_bwd(dtype: Any, saved: tuple[jax.Array, ...], grad: jax.Array) ->
 
 
 normalise.defvjp(_normalise_fwd, _normalise_bwd)
+
+
+# ---- how many batches running moments are of
+
+
+def moment_counts(batch_stats: Any) -> Any:
+    """How many batches the running moments of each `BatchNorm2d` are of, int32 [] or as many as scans stack.
+
+    None where they are what a layer begins with; where they are anything else, such as those of published weights, so
+    many that momentum needs no correction.
+
+    Args:
+      batch_stats: the collection, of arrays of the device, of the host or of a trace.
+    """
+    if "running_mean" not in batch_stats:
+        below = {name: moment_counts(tree) for name, tree in batch_stats.items() if isinstance(tree, Mapping)}
+        return {name: tree for name, tree in below.items() if tree}
+    begins = (batch_stats["running_mean"] == 0).all(-1) & (batch_stats["running_var"] == 1).all(-1)
+    return {"batches": jnp.where(begins, 0, MANY_BATCHES)}
+
+
+def with_moment_counts(model_state: Any, stored: Mapping[str, Any] | None = None) -> Any:
+    """The collections with the counts of batches that running moments are of, as far as there are any.
+
+    Args:
+      stored: what `stored_moment_counts` gave; None or nothing: they follow from the moments, see `moment_counts`.
+    """
+    counts = moment_counts(model_state.get("batch_stats", {}))
+    if stored:
+        counts = jax.tree.map_with_path(lambda path, x: np.asarray(stored[jax.tree_util.keystr(path)], x.dtype), counts)
+    return {**model_state, MOMENT_COUNTS: counts} if counts else model_state
+
+
+def stored_moment_counts(model_state: Any) -> dict[str, Any]:
+    """Fetched counts of batches by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(model_state.get(MOMENT_COUNTS, {}))
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}

@@ -111,6 +111,10 @@ class BatchNorm2d(nn.Module):
     torch's rule: new = (1 - momentum) * old + momentum * batch, where the variance that is kept is the unbiased one
     and the variance that normalises the biased one. They stay as they are where the caller has not made the collection
     mutable, or where no row counts.
+
+    Where the caller gives the collection of `batch_norm.moment_counts`, momentum is corrected for the start: batch k,
+    from 1, has the share max(momentum, 10 / (k + 9)). So the running moments hold nothing of the 0 and 1 that they
+    begin with, and follow the weights, which change most at first, closely; see docs/decisions/models.md.
     """
 
     epsilon: float = 1e-5
@@ -136,7 +140,7 @@ class BatchNorm2d(nn.Module):
                 mean, var, count = batch_moments(x_BHWC, row_weight_B)
             if self.is_mutable_collection("batch_stats") and not self.is_initializing():
                 unbiased = var * (count / jnp.maximum(count - 1.0, 1.0))
-                share = jnp.where(count > 0, self.momentum, 0.0)
+                share = jnp.where(count > 0, self._share(count > 0), 0.0)
                 running_mean.value = (1.0 - share) * running_mean.value + share * mean
                 running_var.value = (1.0 - share) * running_var.value + share * unbiased
         if one_pass:
@@ -147,6 +151,14 @@ class BatchNorm2d(nn.Module):
         factor = jax.lax.rsqrt(var + self.epsilon) * scale
         y = (x_BHWC - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
         return y.astype(self.dtype)
+
+    def _share(self, counts: jax.Array) -> float | jax.Array:
+        """The weight of this batch in the running moments; `counts`: bool [], whether any of its rows does."""
+        if not self.has_variable(batch_norm.MOMENT_COUNTS, "batches"):
+            return self.momentum
+        batches: nn.Variable[jax.Array] = self.variable(batch_norm.MOMENT_COUNTS, "batches", jnp.zeros, (), jnp.int32)
+        batches.value = batches.value + counts
+        return jnp.maximum(self.momentum, 10.0 / (batches.value + 9.0))
 
 
 def batch_moments(x_BHWC: jax.Array, row_weight_B: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -80,7 +80,7 @@ def load(run: Path, checkpoint: str = "newest") -> Loaded:
                 f"the labels files of {run} give other classes than {class_file}; restore the files that the run was "
                 "trained on"
             )
-        abstract = experiment.abstract_state.replace(interval=None)
+        abstract = experiment.abstract_state.arrays
         state = checkpoints.readable_state(step, abstract, as_stored=("opt_state",))
         host = checkpoints.finished_boundary(step) or meta["host"]
     offered = table.keys("val", experiment.inputs.dataset.tasks)

@@ -42,6 +42,12 @@ SECTIONS = {
     "model": "another model or optimizer",
     "optimizer": "another model or optimizer",
 }
+#: beginnings of keys that act before the first update alone, ends of such keys, and those that do under GradNorm
+FIRST_UPDATE = ("model.pretrained", "model.weight_init", "train.fit_heads")
+INITIAL_VALUES = (".layer_scale_init_value", ".rope_init")
+TASK_WEIGHTS = ("loss.grad_weighting.task.init_weights", "loss.grad_weighting.task.init_strategy")
+#: beginnings of keys that a schedule is made from
+SCHEDULED = ("lr_scheduler.", "schedule.", "train.epochs", "train.early_stop.", "loss.grad_weighting.task.")
 SHOWN = 3
 #: sections that checkpoints of earlier versions lack
 _LATER = ("identifiers", "metadata_values", "pictures")
@@ -195,11 +201,28 @@ def plan_error(step: int, meta: Mapping[str, Any], plans: PlanSequence) -> str |
     )
 
 
-def resume_notes(step: int, meta: dict[str, Any], config: dict[str, Any], versions: dict[str, Any]) -> list[str]:
-    """What to know when a run continues at `step`: how config and versions differ from those in the saved `meta`."""
-    notes = [
-        f"config changed: {key}: {old!r} -> {new!r}" for key, old, new in config_difference(meta["config"], config)
-    ]
+def without_effect(key: str, *, gradnorm: bool, kept_schedule: bool) -> str:
+    """Why a key that differs from the checkpoint's does not act from the next update on; "" where it does."""
+    if key.startswith(FIRST_UPDATE) or key.endswith(INITIAL_VALUES) or (gradnorm and key.startswith(TASK_WEIGHTS)):
+        return "no effect: it acts before the first update alone"
+    if kept_schedule and key.startswith(SCHEDULED):
+        return "train.preserve_checkpoint_schedule keeps what the stored schedule says of it"
+    return ""
+
+
+def resume_notes(
+    step: int, meta: dict[str, Any], config: dict[str, Any], versions: dict[str, Any], *, gradnorm: bool = False
+) -> list[str]:
+    """What to know when a run continues at `step`: how config and versions differ from those in the saved `meta`.
+
+    Args:
+      gradnorm: whether it moves the task weights now.
+    """
+    kept_schedule = config["train"]["preserve_checkpoint_schedule"]
+    notes = []
+    for key, old, new in config_difference(meta["config"], config):
+        reason = without_effect(key, gradnorm=gradnorm, kept_schedule=kept_schedule)
+        notes.append(f"config changed: {key}: {old!r} -> {new!r}{reason and f' ({reason})'}")
     notes += [
         f"version changed: {name}: {old} -> {versions.get(name)}"
         for name, old in meta["versions"].items()

@@ -29,6 +29,7 @@ from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
+from linnaeus_jax.models.batch_norm import with_moment_counts
 from linnaeus_jax.models.family import entry_block
 from linnaeus_jax.models.names import entered, trained_from
 from linnaeus_jax.schedules import early_stop
@@ -77,7 +78,7 @@ class Program:
         return TrainState(
             step=zero,
             params=params,
-            model_state=model_state,
+            model_state=with_moment_counts(model_state),
             opt_state=self.settings.optimizer.transform.init(params),
             gradnorm=gradnorm.init_gradnorm(self.initial_weights),
             ema=jax.tree.map(jnp.array, params) if self.ema else None,

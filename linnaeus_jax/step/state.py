@@ -13,6 +13,7 @@ from flax import struct
 from linnaeus_jax.learning.gradnorm import GradNormState
 from linnaeus_jax.metrics.extras import NO_EXTRAS, PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, empty_sums
+from linnaeus_jax.models.batch_norm import MOMENT_COUNTS
 
 
 class TrainState(struct.PyTreeNode):
@@ -22,7 +23,8 @@ class TrainState(struct.PyTreeNode):
     step: jax.Array
     #: float32 parameters
     params: Any
-    #: non-trainable collections of the model (batch statistics), {} where there are none
+    #: non-trainable collections of the model, {} where there are none: batch statistics, and how many batches each of
+    #: them is of
     model_state: Any
     opt_state: Any
     #: task weights and what GradNorm remembers
@@ -32,9 +34,15 @@ class TrainState(struct.PyTreeNode):
     #: int32 [], updates skipped because of non-finite values: all, and since the last good one
     skipped: jax.Array
     skipped_in_a_row: jax.Array
-    #: sums since the last log point; None in a checkpoint, which keeps them in its host part: they do not affect
-    #: training
+    #: sums since the last log point; None in the arrays of a checkpoint
     interval: MetricAccumulator
+
+    @property
+    def arrays(self) -> TrainState:
+        """What a checkpoint holds as arrays; its host part has the sums since the last log point, which do not affect
+        training, and the counts of batches, which only training needs."""
+        kept = {name: tree for name, tree in self.model_state.items() if name != MOMENT_COUNTS}
+        return self.replace(interval=None, model_state=kept)  # type: ignore[no-any-return]
 
     @property
     def eval_params(self) -> Any:

@@ -109,15 +109,15 @@ def trial_checkpoint(experiment: Experiment, state: TrainState) -> str:
             with contextlib.closing(Checkpoints(Path(folder))) as checkpoints:
                 started = time.perf_counter()
                 meta = checkpoint_meta(experiment, HostState.of(experiment), state, at_end=False)
-                checkpoints.save(0, state.replace(interval=None), meta)
+                checkpoints.save(0, state.arrays, meta)
                 checkpoints.wait()
                 saved = time.perf_counter()
-                newest = checkpoints.restore_newest(experiment.abstract_state.replace(interval=None))
+                newest = checkpoints.restore_newest(experiment.abstract_state.arrays)
                 restored = time.perf_counter()
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     except (OSError, CheckpointError) as error:
         raise UserError(f"a trial checkpoint in {place} failed: {error}") from error
-    same = newest is not None and jax.tree.all(jax.tree.map(_identical, state.replace(interval=None), newest[1]))
+    same = newest is not None and jax.tree.all(jax.tree.map(_identical, state.arrays, newest[1]))
     if not same:
         raise UserError(f"a trial checkpoint in {place} was not read back as it was saved; is this disk sound?")
     return f"checkpoint: {size / 1e6:.1f} MB, written in {saved - started:.1f} s, read back in {restored - saved:.1f} s"

@@ -34,7 +34,7 @@ def save_run(root: Path, config: ConfigDict, ranking: Mapping[int, float]) -> di
     states = {}
     with contextlib.closing(Checkpoints(directory.checkpoints)) as checkpoints:
         for step in ranking:
-            states[step] = filled(experiment.abstract_state.replace(interval=None), step)
+            states[step] = filled(experiment.abstract_state.arrays, step)
             checkpoints.save(step, states[step], checkpoint_meta(experiment, host, states[step], at_end=True))
         checkpoints.wait()
     return states

@@ -348,7 +348,7 @@ def refused(directory, **overrides) -> str | None:
         step = checkpoints.steps()[-1]
         why = refusal(experiment, step, checkpoints.meta(step))
         if why is None:
-            assert leaf_shapes(experiment.abstract_state.replace(interval=None)) == checkpoints.shapes(step)
+            assert leaf_shapes(experiment.abstract_state.arrays) == checkpoints.shapes(step)
         return why
 
 
