@@ -67,11 +67,11 @@ def input_dtype(source: ImageSource) -> np.dtype[Any]:
     return np.dtype(getattr(source, "dtype", np.uint8))
 
 
-def rows_of_views(source: ImageSource, rows: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+def rows_of_views(source: ImageSource, rows: NDArray[np.int64], epoch: int | None) -> NDArray[np.int64]:
     """What to read of a source for these rows in an epoch: of one with n `views`, `row * n + view` is a view of a row,
-    and each epoch takes the next one."""
-    views = getattr(source, "views", 1)
-    return rows if views == 1 else rows * views + (rows + epoch) % views
+    and each epoch takes the next one; None: the first, which is the row as it is."""
+    views: int = getattr(source, "views", 1)
+    return rows if views == 1 else rows * views + (0 if epoch is None else (rows + epoch) % views)
 
 
 @runtime_checkable

@@ -339,4 +339,4 @@ def _plan_in_order(count: int, batch_size: int, positions: np.ndarray, batch: in
     index = batch * batch_size + positions
     index = np.where(index < count, index, -1)
     alone = np.full(len(index), -1, np.int32)
-    return EpochPlan(index, alone, positions.astype(np.int32), (index >= 0).astype(np.float32))
+    return EpochPlan(index, alone, positions.astype(np.int32), (index >= 0).astype(np.float32), None)

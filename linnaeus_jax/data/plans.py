@@ -27,7 +27,7 @@ class EpochPlan:
     group: np.ndarray  # int32, the rows of one group may be mixed; -1: never mixed
     partner: np.ndarray  # int32, position within the micro-batch of the row to mix with; itself: none
     weight: np.ndarray  # float32, 0 for padding, else 1
-    epoch: int = 0
+    epoch: int | None = 0  # None: of an evaluation
 
     def __getitem__(self, key: Any) -> EpochPlan:
         """The same part of every array."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,14 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def sample(self, count: int, seed: int) -> Split:
+        """At most `count` of the rows, drawn at random, in their order."""
+        if len(self) <= count:
+            return self
+        chosen = np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False))
+        columns = ("rows", "rarity", "taxa_subset", "subsets")
+        return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in columns})
 
     @property
     def labels(self) -> NDArray[np.int32]:

@@ -13,7 +13,7 @@ from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.data.preprocessing import BEST_SIDE
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, accuracy_curve, baselines, rising_losses
+from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, baselines, growth, known_rows, rising_losses
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: most suggestions at once
@@ -58,13 +58,6 @@ def _again(run: RunRecord, name: str, **settings: Any) -> str:
     return program("main", *given, *(f"--config.{key}={value}" for key, value in keys.items()))
 
 
-def _lower_rate(run: RunRecord) -> Iterator[Suggestion]:
-    rate = run.config["lr_scheduler"]["base_lr"]
-    if rate and list(rising_losses(run)):
-        why = "the loss rose during the run: a third of the learning rate"
-        yield Suggestion(why, _again(run, "lower_rate", lr_scheduler__base_lr=f"{rate / 3:.3g}"))
-
-
 def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
     model, size = run.config["model"], run.config["data"]["img_size"]
     if any(model.get(key) for key in ("pretrained", "features", "trunks")) or size < SMALLEST:
@@ -88,7 +81,9 @@ def _value(value: Any) -> Any:
 
 
 def _tune_more(run: RunRecord) -> Iterator[Suggestion]:
-    if run.config["train"].get("tune") == "head":
+    known = known_rows(run)
+    overfits = known is not None and known.gap > OVERFITTING
+    if run.config["train"].get("tune") == "head" and not (overfits or _below_features(run)):
         yield Suggestion(
             f"only the heads were trained: train the last {LAST} blocks of the trunk, too",
             _again(run, f"last_{LAST}", train__tune=f"last:{LAST}"),
@@ -109,47 +104,46 @@ def _larger_trunk(run: RunRecord) -> Iterator[Suggestion]:
         yield Suggestion(f"larger pictures, {times:.1f} times the time: {again}", _again(run, "larger", **settings))
 
 
-def _longer(run: RunRecord) -> Iterator[Suggestion]:
-    curve = accuracy_curve(run)
-    epochs = run.config["train"]["epochs"]
-    last_third = [value for epoch, value in curve if epoch < curve[-1][0] - epochs / 3] if curve else []
-    if last_third and curve[-1][1] == max(value for _, value in curve) and curve[-1][1] - last_third[-1] > GROWING:
-        why = (
-            f"still growing, {curve[-1][1] - last_third[-1]:.1f} points in the last third of the epochs: twice as many"
-        )
-    elif _below_features(run) and run.config["train"]["tune"] == "head" and run.config["train"].get("fit_heads"):
-        why = "a simple classifier knows more from the same features, and the heads began as one: a tenth of the rate"
-        yield Suggestion(
-            why, _again(run, "gentle", lr_scheduler__base_lr=f"{run.config['lr_scheduler']['base_lr'] / 10:.3g}")
-        )
-        return
+def _training(run: RunRecord) -> Iterator[Suggestion]:
+    """The one change of how it is trained that the numbers speak for most."""
+    train, optimizer, rate = run.config["train"], run.config["optimizer"], run.config["lr_scheduler"]["base_lr"]
+    known, grown, tuned = known_rows(run), growth(run), train.get("tune", "full") != "full"
+    if rate and list(rising_losses(run)):
+        why = "the loss rose during the run: a third of the learning rate"
+        yield Suggestion(why, _again(run, "lower_rate", lr_scheduler__base_lr=f"{rate / 3:.3g}"))
     elif _below_features(run):
-        why = "a simple classifier knows more from the same features before any training: twice the epochs"
-    else:
-        return
-    yield Suggestion(why, _again(run, "longer", train__epochs=2 * epochs))
+        yield _as_good_as_features(run)
+    elif known is not None and known.gap > OVERFITTING:
+        settings: dict[str, Any] = {"optimizer__weight_decay": f"{3 * (optimizer['weight_decay'] or 0.01):.3g}"}
+        if tuned:
+            settings = {"train__tune_views": 2 * (train["tune_views"] or 2)}
+        yield Suggestion(
+            f"it knows the training pictures {known.gap:.0f} points better than others: more pictures, or more "
+            "variation of them",
+            _again(run, "regularised", **settings),
+        )
+    elif grown > GROWING:
+        why = f"still growing, {grown:.1f} points in the last third of the epochs: twice as many"
+        yield Suggestion(why, _again(run, "longer", train__epochs=2 * train["epochs"]))
+
+
+def _as_good_as_features(run: RunRecord) -> Suggestion:
+    """What brings a run to what a simple classifier knows from the same features."""
+    train, why = run.config["train"], "a simple classifier knows more from the same features"
+    if train["tune"] != "head":
+        settings: dict[str, Any] = {"train__tune": "head", "train__fit_heads": True}
+        return Suggestion(f"{why} before any training: train the heads alone", _again(run, "head", **settings))
+    if not train.get("fit_heads"):
+        return Suggestion(f"{why}: let the heads begin as one", _again(run, "fitted", train__fit_heads=True))
+    rate = f"{run.config['lr_scheduler']['base_lr'] / 10:.3g}"
+    why = f"{why}, and the heads began as one: a tenth of the rate"
+    return Suggestion(why, _again(run, "gentle", lr_scheduler__base_lr=rate))
 
 
 def _below_features(run: RunRecord) -> bool:
     """Whether frozen features tell more at some rank."""
     reached = ((accuracy(run, "val/", task), share) for task, share in baselines(run).get("features", {}).items())
     return any(found is not None and found < share for found, share in reached)
-
-
-def _against_overfitting(run: RunRecord) -> Iterator[Suggestion]:
-    tasks = run.config["data"].get("task_keys_h5") or ()
-    training, validation = (accuracy(run, phase, tasks[0]) if tasks else None for phase in ("train/epoch_avg_", "val/"))
-    if training is None or validation is None or training - validation <= OVERFITTING:
-        return
-    train, optimizer = run.config["train"], run.config["optimizer"]
-    settings: dict[str, Any] = {"optimizer__weight_decay": f"{3 * (optimizer['weight_decay'] or 0.01):.3g}"}
-    if train.get("tune", "full") != "full":
-        settings = {"train__tune_views": 2 * (train["tune_views"] or 2)}
-    yield Suggestion(
-        f"it knows the training pictures {training - validation:.0f} points better than others: more pictures, or more "
-        "variation of them",
-        _again(run, "regularised", **settings),
-    )
 
 
 def _more_labels(run: RunRecord) -> Iterator[Suggestion]:
@@ -176,16 +170,7 @@ def _calibrate(run: RunRecord) -> Iterator[Suggestion]:
 
 
 #: in the order of what they promise
-RULES = (
-    _lower_rate,
-    _pretrained,
-    _tune_more,
-    _longer,
-    _larger_trunk,
-    _against_overfitting,
-    _more_labels,
-    _calibrate,
-)
+RULES = (_pretrained, _training, _tune_more, _larger_trunk, _more_labels, _calibrate)
 
 
 def _bundle(run: Path) -> Path:

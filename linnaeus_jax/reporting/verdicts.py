@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES, commonest_share
 from linnaeus_jax.metrics.phases import phase_label
@@ -12,7 +13,9 @@ from linnaeus_jax.taxonomy.ranks import task_name
 
 #: a mean loss of an epoch that is this many times the lowest one before counts as rising
 RISING = 1.5
-#: points by which accuracy in training, with augmentation, may be above that in validation
+#: where a run keeps how well it knows training rows at its end, below its directory
+TRAINING_ROWS_FILE = "assets/training_rows.json"
+#: points by which the accuracy on training rows may be above that in validation
 OVERFITTING = 20.0
 #: mean over the ranks without their weights, which alone can be compared between epochs and phases
 LOSSES = {"train": "train/epoch_avg_loss_unweighted", "val": "val/loss_unweighted"}
@@ -27,18 +30,47 @@ def verdicts(run: RunRecord) -> Iterator[str]:
     """One sentence for each thing that the last epoch shows; what simple means do better comes first."""
     yield from below_baselines(run)
     yield from rising_losses(run)
-    tasks = run.config.get("data", {}).get("task_keys_h5") or ()
-    if not tasks:
-        return
-    rank = task_name(tasks[0])
-    training, validation = (accuracy(run, phase, tasks[0]) for phase in ("train/epoch_avg_", "val/"))
-    if validation is None:
-        return
-    if training is not None and training - validation > OVERFITTING:
+    known = known_rows(run)
+    if known is not None and known.gap > OVERFITTING:
+        fewer = " or weight decay narrow" if growth(run) > 0 else ", weight decay or fewer epochs narrow"
         yield (
-            f"overfitting: {rank} {training:.1f} % in training and {validation:.1f} % in validation, more than "
-            f"{OVERFITTING:g} points apart; more data, augmentation, weight decay or fewer epochs narrow the gap"
+            f"overfitting: {known.rank} {known.training:.1f} % of {known.rows:,} training rows, evaluated as "
+            f"validation is, and {known.validation:.1f} % in validation, more than {OVERFITTING:g} points apart; "
+            f"more data, augmentation{fewer} the gap"
         )
+
+
+class KnownRows(NamedTuple):
+    """Accuracy of the finest rank in percent on rows that were trained on and on others, under the same model."""
+
+    rank: str
+    rows: int  # training rows that were evaluated
+    training: float
+    validation: float
+
+    @property
+    def gap(self) -> float:
+        """Points by which the training rows are known better."""
+        return self.training - self.validation
+
+
+def known_rows(run: RunRecord) -> KnownRows | None:
+    """What the end of the run measured of its last model; None where it did not, or where it has gone on since."""
+    tasks, found = run.config.get("data", {}).get("task_keys_h5") or (), run.json(TRAINING_ROWS_FILE)
+    steps = [row.step for row in run.rows if row.event == "epoch"]
+    if not (tasks and found and steps) or found["step"] != steps[-1]:
+        return None
+    shares = (float(found["percent"][name][tasks[0]]) for name in ("train", "val"))
+    return KnownRows(task_name(tasks[0]), int(found["rows"]), *shares)
+
+
+def growth(run: RunRecord) -> float:
+    """Points by which the accuracy in validation grew over the last third of the epochs; 0.0 where the last is not the
+    best, or there are too few."""
+    curve, epochs = accuracy_curve(run), run.config.get("train", {}).get("epochs") or 0
+    before = [value for epoch, value in curve if epoch < curve[-1][0] - epochs / 3]
+    grown = bool(before) and curve[-1][1] == max(value for _, value in curve)
+    return curve[-1][1] - before[-1] if grown else 0.0
 
 
 def accuracy(run: RunRecord, start: str, task: str) -> float | None:
@@ -50,7 +82,8 @@ def accuracy(run: RunRecord, start: str, task: str) -> float | None:
 def rising_losses(run: RunRecord) -> Iterator[str]:
     """A sentence for each mean loss that is far above its lowest one."""
     for phase, name in LOSSES.items():
-        why = "the model overfits, or " if phase == "val" else ""
+        known = known_rows(run) if phase == "val" else None
+        why = "the model overfits, or " if known is not None and known.gap > OVERFITTING else ""
         points = [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
         if points:
             lowest, last = min(points, key=lambda point: point[1]), points[-1]

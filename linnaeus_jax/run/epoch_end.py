@@ -13,20 +13,22 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
 from linnaeus_jax.metrics.console_lines import epoch_line
-from linnaeus_jax.metrics.phases import Phase
+from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.sinks import Sinks
+from linnaeus_jax.reporting.verdicts import TRAINING_ROWS_FILE
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.host_state import RANKING_METRICS, HostState
 from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
@@ -39,8 +41,8 @@ from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
 
-#: ranking metrics in order of preference
-RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss")
+#: training rows that are evaluated at the end of a run: at most, and at least, below which a share says little
+MOST_TRAINING_ROWS, FEWEST_TRAINING_ROWS = 2000, 100
 
 Results = dict[str, dict[str, float]]
 
@@ -107,6 +109,8 @@ class EpochEnd:
         if reason is not None and epoch < resolved.epochs - 1:
             saved = self._close_early(state, results, epoch, step, saved=saved, rerun=rerun)
         progress.stop_reason = reason
+        if is_last and MAIN.name in results:
+            self.measure_training(state, results[MAIN.name])
         row = host.tracker.get_wandb_metrics(step)
         if reason is not None:
             row["early_stop/reason"] = reason
@@ -180,7 +184,7 @@ class EpochEnd:
         """Metrics by name of the phase."""
         inputs, root = self.experiment.inputs, self.experiment.directory.root
         with console_level(self.experiment.config.experiment.log_level_validation):
-            evaluation = self._evaluation(state, phases)
+            evaluation = self._evaluation(state, phases, inputs.dataset.val)
         for name, values in evaluation.metrics.items():
             self.experiment.debug.reports.say("phase", name, evaluation.sums[name], values)
         if self.experiment.is_coordinator:
@@ -192,10 +196,10 @@ class EpochEnd:
                     write_mistakes(root / MISTAKES_FILE, evaluation.mistakes, inputs.images["val"], labels)
         return evaluation.metrics
 
-    def _evaluation(self, state: TrainState, phases: Sequence[Phase]) -> Evaluation:
+    def _evaluation(self, state: TrainState, phases: Sequence[Phase], split: Split) -> Evaluation:
         inputs, reports = self.experiment.inputs, self.experiment.debug.reports
         say_first = functools.partial(reports.say, "first_validation_batch")
-        with contextlib.closing(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))) as loader:
+        with contextlib.closing(inputs.eval_loader(split, inputs.source(split))) as loader:
             return self.evaluator.run(
                 state.eval_params,
                 state.model_state,
@@ -204,6 +208,35 @@ class EpochEnd:
                 phases,
                 after_first=say_first if reports.debug.on("dump_metrics") else None,
             )
+
+    def measure_training(self, state: TrainState, validated: Mapping[str, float]) -> None:
+        """Evaluates a sample of the training rows as the validation rows are, for `TRAINING_ROWS_FILE`.
+
+        It costs at most as much as the validation, and as a twentieth of the forward passes of training. Nothing is
+        measured where that would be few rows.
+
+        Args:
+          validated: metrics of all validation rows after the same update.
+        """
+        experiment, progress = self.experiment, self.host.progress
+        train, started = experiment.inputs.dataset.train, time.perf_counter()
+        count = min(MOST_TRAINING_ROWS, self.validation_rows, progress.samples_seen // 20)
+        if min(count, len(train)) < FEWEST_TRAINING_ROWS:
+            return
+        sample = train.sample(count, experiment.config.train.seed)
+        found = self._evaluation(state, (MAIN,), sample).metrics[MAIN.name]
+        percent = {
+            name: {
+                task: values.get(f"non_null/acc1_{task}", values[f"acc1_{task}"])
+                for task in experiment.inputs.dataset.tasks
+            }
+            for name, values in (("train", found), ("val", validated))
+        }
+        log.info("%d training rows were evaluated as validation is, in %.1f s", count, time.perf_counter() - started)
+        if experiment.is_coordinator:
+            path = experiment.directory.root / TRAINING_ROWS_FILE
+            with experiment.directory.writing(path):
+                write_json(path, {"step": progress.global_step, "rows": count, "of": len(train), "percent": percent})
 
     def retain(self) -> list[int]:
         """Steps of the checkpoints that retention removed."""

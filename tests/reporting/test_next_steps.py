@@ -18,12 +18,23 @@ from linnaeus_jax.files import write_json
 from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.reporting.next_steps import MOST, suggestion_lines, suggestions
 from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.reporting.verdicts import TRAINING_ROWS_FILE, verdicts
 
 ACCURACY = "val/non_null/acc1_taxa_L10"
 
 
-def record(root: Path, *epochs: dict[str, Any], **settings: Any) -> RunRecord:
-    """A run of the quickstart with these settings (`__` for dots) and a row for each epoch."""
+def write_known(root: Path, step: int, training: float, validation: float) -> None:
+    """What the end of a run measures of 900 training rows and of the validation rows."""
+    percent = {"train": {"taxa_L10": training}, "val": {"taxa_L10": validation}}
+    write_json(root / TRAINING_ROWS_FILE, {"step": step, "rows": 900, "of": 5000, "percent": percent})
+
+
+def record(root: Path, *epochs: dict[str, Any], known: tuple[float, float] | None = None, **settings: Any) -> RunRecord:
+    """A run of the quickstart with these settings (`__` for dots) and a row for each epoch.
+
+    Args:
+      known: accuracy on training and on validation rows, where the end of the run measured it.
+    """
     config = load_config(["--config=quickstart"])[0]
     for key, value in settings.items():
         assign(config, tuple(key.split("__")), value)
@@ -31,6 +42,8 @@ def record(root: Path, *epochs: dict[str, Any], **settings: Any) -> RunRecord:
         config.model.convnext_stages = get_config().model.convnext_stages
     write_json(root / "config.json", plain(config))
     rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
+    if known is not None:
+        write_known(root, rows[-1].step, *known)
     return RunRecord(root, tuple(rows))
 
 
@@ -66,15 +79,16 @@ LITE0 |= {"data__img_size": 224}
             ["--config.lr_scheduler.base_lr=0.001"],
         ),
         (
-            {"data__img_size": 48},
-            [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}],
+            {"data__img_size": 48, "known": (90.0, 60.0)},
+            [{ACCURACY: 60.0}],
             ["it knows the training pictures 30 points better", "--config.optimizer.weight_decay=0.15"],
         ),
         (
-            {**LITE2, "train__tune": "last:6", "data__img_size": 320, "train__tune_views": 3},
-            [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}],
+            {**LITE2, "train__tune": "last:6", "data__img_size": 320, "train__tune_views": 3, "known": (90.0, 60.0)},
+            [{ACCURACY: 60.0}],
             ["--config.train.tune_views=6"],
         ),
+        ({"data__img_size": 48}, [{"train/epoch_avg_non_null/acc1_taxa_L10": 90.0, ACCURACY: 60.0}], []),
         ({"data__img_size": 48}, [{ACCURACY: 60.0, "val/ece_taxa_L10": 0.2}], ["probabilities are 20 points from"]),
     ],
 )
@@ -93,19 +107,47 @@ def test_what_is_tried_next_follows_the_numbers_and_can_be_typed(tmp_path, setti
             assert config_errors(config) == []
 
 
-def test_a_run_below_its_own_frozen_features_trains_longer(tmp_path):
-    run = record(tmp_path, {ACCURACY: 60.0}, data__img_size=48, train__epochs=6)
-    for share, wanted in ((59.0, []), (61.0, ["--config.train.epochs=12"])):
-        write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": share}}})
-        assert [one.command.split()[-1] for one in suggestions(run)] == wanted
+FEATURES = {"percent": {"features": {"taxa_L10": 61.0}}}
 
 
-def test_heads_that_left_their_discriminants_train_gently(tmp_path):
-    settings = {"train__tune": "head", "train__tune_views": 4, "lr_scheduler__base_lr": 0.016}
-    run = record(tmp_path, {ACCURACY: 60.0}, data__img_size=48, **settings)
-    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 61.0}}})
-    assert "--config.lr_scheduler.base_lr=0.0016" in " ".join(one.command for one in suggestions(run))
-    assert not any("epochs" in one.command for one in suggestions(run))
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"train__tune": "last:5"}, ["train.tune=head", "train.fit_heads=True"]),
+        ({"train__tune": "head", "train__fit_heads": False}, ["train.fit_heads=True"]),
+        ({"train__tune": "head", "lr_scheduler__base_lr": 0.016}, ["lr_scheduler.base_lr=0.0016"]),
+    ],
+)
+def test_a_run_below_its_own_frozen_features_is_brought_back_to_them(tmp_path, settings, wanted):
+    """Whatever else speaks for longer or shorter training, or for more blocks."""
+    epochs = [{ACCURACY: 50.0 + n} for n in range(6)]
+    run = record(tmp_path, *epochs, known=(90.0, 55.0), **{**LITE0, "train__epochs": 6, **settings})
+    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 54.0}}})
+    assert "regularised" in suggestion_lines(run)
+    write_json(tmp_path / BASELINES_FILE, FEATURES)
+    (one,) = [each for each in suggestions(run) if "simple classifier" in each.why]
+    assert one.command.split("--workdir=")[1].split()[1:] == [f"--config.{key}" for key in wanted]
+    assert not any(word in suggestion_lines(run) for word in ("twice", "regularised", "train the last"))
+    assert config_errors(load_config(shlex.split(one.command)[3:])[0]) == []
+
+
+@pytest.mark.parametrize("growing", [True, False])
+@pytest.mark.parametrize("known", [None, (60.0, 55.0), (90.0, 55.0)])
+def test_advice_on_one_screen_does_not_contradict_itself(tmp_path, growing, known):
+    epochs = [{ACCURACY: 50.0 + n, "train/epoch_avg_non_null/acc1_taxa_L10": 95.0} for n in range(6)]
+    run = record(tmp_path, *(epochs if growing else [epochs[-1]] * 6), known=known, data__img_size=48, train__epochs=6)
+    said = " ".join(verdicts(run)) + suggestion_lines(run)
+    overfits = known == (90.0, 55.0)
+    assert ("overfitting: species 90.0 % of 900 training rows" in said) == overfits
+    assert ("fewer epochs" in said) == (overfits and not growing)
+    assert ("twice as many" in said) == (growing and not overfits)
+    assert ("weight_decay=" in said) == overfits
+
+
+def test_a_run_that_has_gone_on_since_is_not_judged_by_what_was_measured(tmp_path):
+    run = record(tmp_path, {ACCURACY: 60.0}, known=(90.0, 60.0), data__img_size=48)
+    write_known(tmp_path, 30, 90.0, 60.0)
+    assert suggestions(run) == []
 
 
 def test_small_classes_that_are_badly_known_are_named(tmp_path):

@@ -37,6 +37,7 @@ class World(EpochEnd):
         self.accuracy = accuracy
         self.actions: list[str] = []
         self.rows: list[dict[str, Any]] = []
+        self.measured: list[int] = []  # updates after which training rows were
         self.checkpoints: list[int] = []
         self.dropped: set[int] = set()
         checkpoint = self.resolved.checkpoint
@@ -56,6 +57,9 @@ class World(EpochEnd):
         names = [phase.name for phase in phases]
         self.actions.append("evaluate " + " ".join(names))
         return {name: {"chain_accuracy": self.accuracy[self.step], "loss": 1.0} for name in names}
+
+    def measure_training(self, state: Any, validated: Any) -> None:
+        self.measured.append(self.step)
 
     def write_row(self, row: dict[str, Any], due: Any, state: Any) -> None:
         self.actions.append("row")
@@ -206,3 +210,9 @@ def test_early_stop_judges_what_was_just_measured(accuracy, epochs):
     means = [{"loss": 1.0}, {}, {"loss": 0.5}, {"loss": 0.5}]
     with mock.patch.object(world.host.logger, "finish_epoch", side_effect=means):
         assert world.run_all() == 4
+
+
+def test_training_rows_are_measured_where_the_run_ends_and_was_validated():
+    world = World({"schedule.validation.interval_epochs": 4}, dict.fromkeys(range(10, 70, 10), 0.5))
+    world.run_all()
+    assert world.measured == [60]

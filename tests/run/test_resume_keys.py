@@ -157,6 +157,7 @@ def test_a_resumed_run_takes_another_ranking_metric_and_other_task_weights(tmp_p
     logged = {row["global_step"]: row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"}
     with contextlib.closing(Checkpoints(tmp_path / "run" / "checkpoints", read_only=True)) as checkpoints:
         newest = checkpoints.finished_boundary(checkpoints.steps()[-1])
+        assert newest is not None
         assert {int(s): each["metric"] for s, each in newest["ranking"].items()} == {
             step: row["val/acc1_taxa_L30"] for step, row in logged.items()
         }

@@ -16,6 +16,7 @@ import pytest
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.metrics.logged import undescribed
+from linnaeus_jax.reporting.verdicts import TRAINING_ROWS_FILE
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.trainer import UserError, run
 from tests.step import toy
@@ -98,6 +99,21 @@ def test_a_longer_run_goes_on_where_the_first_stopped(tmp_path, monkeypatch):
     steps = [row["global_step"] for row in rows if row["event"] == "train"]
     assert steps == sorted(set(steps))
     assert [row["epoch"] for row in rows if row["event"] == "epoch"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_training_rows_are_evaluated_as_validation_is_at_the_end(tmp_path, monkeypatch):
+    """By the trained model, without what training does to pictures and metadata; few rows are not measured."""
+    toy.register(monkeypatch)
+    monkeypatch.setattr("linnaeus_jax.run.epoch_end.FEWEST_TRAINING_ROWS", 5)
+    config = tiny_config(tmp_path / "data", model__type="toy", data__h5__train_val_split_ratio=0.5)
+    run(config, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / TRAINING_ROWS_FILE).read_text())
+    progress = json.loads((tmp_path / "run" / "progress.json").read_text())
+    trained = progress["samples_seen"] // 20
+    assert (found["step"], found["rows"], found["of"]) == (progress["global_step"], trained, 60)
+    last = rows_of(tmp_path / "run")[-2]
+    assert found["percent"]["val"] == {task: last[f"val/non_null/acc1_{task}"] for task in found["percent"]["val"]}
 
 
 def test_checkpoint_of_another_model_is_refused(finished):

@@ -85,7 +85,7 @@ def read_rows(
         raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
     phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
-    split = sample(whole, min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
+    split = whole.sample(min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
     evaluation = evaluate(_with_weights(loaded, bundle), phases, split, logits=True, progress=progress)
     logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
@@ -99,15 +99,6 @@ def read_rows(
         license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
         int(np.count_nonzero(~finite)),
     )
-
-
-def sample(split: Split, count: int, seed: int) -> Split:
-    """At most `count` rows of a split, drawn at random, in its order."""
-    if len(split) <= count:
-        return split
-    chosen = np.sort(np.random.default_rng(seed).choice(len(split), count, replace=False))
-    columns = ("rows", "rarity", "taxa_subset", "subsets")
-    return dataclasses.replace(split, **{name: getattr(split, name)[chosen] for name in columns})
 
 
 def measure(rows: Rows, taxonomy: Taxonomy, seed: int = 0) -> Measured:
