@@ -25,13 +25,14 @@ from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.sinks import Sinks
-from linnaeus_jax.reporting.verdicts import TRAINING_ROWS_FILE
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.host_state import RANKING_METRICS, HostState
+from linnaeus_jax.run.host_state import HostState
+from linnaeus_jax.run.ranking import candidates
 from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
+from linnaeus_jax.run.training_rows import measure_training_rows
 from linnaeus_jax.run.watchdog import Watchdog
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.triggers import Due
@@ -40,9 +41,6 @@ from linnaeus_jax.step.row_scores import update_curves
 from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
-
-#: training rows that are evaluated at the end of a run: at most, and at least, below which a share says little
-MOST_TRAINING_ROWS, FEWEST_TRAINING_ROWS = 2000, 100
 
 Results = dict[str, dict[str, float]]
 
@@ -151,8 +149,8 @@ class EpochEnd:
         """Puts the checkpoint of this end into the index and lets retention act."""
         host = self.host
         if not host.ranking_metric:
-            candidates = (self.best_metric,) if self.best_metric else RANKING_METRICS
-            host.ranking_metric = next((name for name in candidates if host.tracker.value(name) is not None), "")
+            metrics = candidates(self.best_metric)
+            host.ranking_metric = next((name for name in metrics if host.tracker.value(name) is not None), "")
         metric = host.tracker.metrics.get(host.ranking_metric)
         if metric is not None and metric.last_step == step and metric.value is not None:
             value = metric.value if metric.higher_is_better else -metric.value
@@ -210,33 +208,8 @@ class EpochEnd:
             )
 
     def measure_training(self, state: TrainState, validated: Mapping[str, float]) -> None:
-        """Evaluates a sample of the training rows as the validation rows are, for `TRAINING_ROWS_FILE`.
-
-        It costs at most as much as the validation, and as a twentieth of the forward passes of training. Nothing is
-        measured where that would be few rows.
-
-        Args:
-          validated: metrics of all validation rows after the same update.
-        """
-        experiment, progress = self.experiment, self.host.progress
-        train, started = experiment.inputs.dataset.train, time.perf_counter()
-        count = min(MOST_TRAINING_ROWS, self.validation_rows, progress.samples_seen // 20)
-        if min(count, len(train)) < FEWEST_TRAINING_ROWS:
-            return
-        sample = train.sample(count, experiment.config.train.seed)
-        found = self._evaluation(state, (MAIN,), sample).metrics[MAIN.name]
-        percent = {
-            name: {
-                task: values.get(f"non_null/acc1_{task}", values[f"acc1_{task}"])
-                for task in experiment.inputs.dataset.tasks
-            }
-            for name, values in (("train", found), ("val", validated))
-        }
-        log.info("%d training rows were evaluated as validation is, in %.1f s", count, time.perf_counter() - started)
-        if experiment.is_coordinator:
-            path = experiment.directory.root / TRAINING_ROWS_FILE
-            with experiment.directory.writing(path):
-                write_json(path, {"step": progress.global_step, "rows": count, "of": len(train), "percent": percent})
+        evaluate = functools.partial(self._evaluation, state, (MAIN,))
+        measure_training_rows(self.experiment, evaluate, validated, self.host.progress)
 
     def retain(self) -> list[int]:
         """Steps of the checkpoints that retention removed."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from linnaeus_jax.metrics import table
-from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
-from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.retention import PreservationPolicy, retention_policy
 from linnaeus_jax.schedules.ops_schedule import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-
-#: ranking metrics in order of preference
-RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss")
 
 
 @dataclass
@@ -69,37 +61,6 @@ class HostState:
             "ranking_metric": self.ranking_metric,
             "run_id": self.run_id,
         }
-
-    def rank_anew(self, configured: str, rows: Iterable[Row], steps: Sequence[int]) -> list[str]:
-        """Ranks the checkpoints by another metric, if that of the configuration is not the one they are ranked by.
-
-        Args:
-          configured: name of the ranking metric as it is logged; "" for the first of `RANKING_METRICS` that is there.
-          rows: of the metrics log, from the beginning of the run.
-          steps: of the checkpoints that are left.
-
-        Returns:
-          A line that says so; nothing where the metric is the same.
-        """
-        before, candidates = self.ranking_metric, (configured,) if configured else RANKING_METRICS
-        if not before or before in candidates:
-            return []
-        measured = {row.step: row.values for row in rows if row.event == "epoch" and row.step in steps}
-        logged = (name for name in candidates if any(name in values for values in measured.values()))
-        self.ranking_metric = configured or next(logged, "")
-        info = table.entry(split_result(self.ranking_metric)[1])
-        sign = -1 if info is not None and not info.higher_is_better else 1
-        ranked, self.ranking = self.ranking, {}
-        for step, values in measured.items():
-            if (value := values.get(self.ranking_metric)) is not None:
-                epoch, finite = ranked.get(step, {}).get("epoch", 0), math.isfinite(value)
-                self.ranking[step] = {"epoch": epoch, "metric": sign * value if finite else None}
-        unknown = ", ".join(str(step) for step in steps if step in ranked and step not in self.ranking)
-        less = f"; it was not measured for those of updates {unknown}, which count as worse than all others"
-        return [
-            f"checkpoints are ranked by {self.ranking_metric or 'nothing yet'} now, no longer by {before}, from the "
-            f"metrics log{less if unknown else ''}"
-        ]
 
     def load_json(self, state: dict[str, Any], resolved: ResolvedSchedule) -> list[str]:
         """Takes over a saved state; returns warnings."""

@@ -5,26 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from linnaeus_jax import versions
 from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
-from linnaeus_jax.learning.gradnorm import GradNormState
-from linnaeus_jax.models.batch_norm import MOMENT_COUNTS, stored_moment_counts, with_moment_counts
+from linnaeus_jax.models.batch_norm import stored_moment_counts
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes, unchecked
-from linnaeus_jax.schedules import early_stop
+from linnaeus_jax.run.ranking import rank_restored
+from linnaeus_jax.run.restored_state import completed
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import MetricAccumulator, TrainState
+from linnaeus_jax.step.state import TrainState
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -101,11 +97,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
         return _start(experiment)
 
     step, state, meta = newest
-    state = state.replace(
-        interval=_restored_interval(experiment, meta["interval"]),
-        model_state=_restored_statistics(experiment, state, meta.get("moment_counts")),
-        gradnorm=_restored_task_weights(experiment, state),
-    )
+    state = completed(experiment, state, meta)
     if fresh_optimizer:
         log.warning("train.resume_skip_optimizer: the optimizer starts anew at step %d", step)
         state = state.replace(opt_state=experiment.initial_state().opt_state)
@@ -133,7 +125,7 @@ def restore(experiment: Experiment, checkpoints: Checkpoints, host: HostState) -
         with directory.writing(directory.metrics_log):
             moved = MetricsLog(directory.metrics_log).supersede(step, EPOCH_END_EVENTS if rerun else frozenset())
         log.info("resumed after %d updates; %d log rows beyond it were set aside", step, moved)
-    _rank_anew(experiment, checkpoints, host, step, after)
+    rank_restored(experiment, checkpoints, host, step, after)
     return Restored(state, step, rerun)
 
 
@@ -176,53 +168,3 @@ def note_damaged_log(directory: RunDirectory, step: int, *, expected: bool) -> N
     events = directory.logs / "tensorboard"
     if events.is_dir():  # it would be written anew from the metrics log
         os.replace(events, directory.logs / f"tensorboard_before_update_{step}.{time.strftime('%Y%m%d_%H%M%S')}")
-
-
-def _rank_anew(
-    experiment: Experiment, checkpoints: Checkpoints, host: HostState, step: int, after: dict[str, Any] | None
-) -> None:
-    """Ranks the checkpoints by the metric that is configured now; `after`: of the finished boundary of the newest."""
-    config, components = experiment.config, experiment.program.evaluation.component_names
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("the metrics log is as the run goes on with it")
-    rows = MetricsLog(experiment.directory.metrics_log).rows()
-    lines = host.rank_anew(early_stop.ranking_key(config, components), rows, checkpoints.steps())
-    for line in lines:
-        log.warning("%s", line)
-    if lines and after is not None and experiment.is_coordinator:  # for whoever asks for the best from now on
-        ranked = host.to_json()
-        checkpoints.finish_boundary(step, {**after, **{name: ranked[name] for name in ("ranking", "ranking_metric")}})
-
-
-def _restored_task_weights(experiment: Experiment, state: TrainState) -> GradNormState:
-    """Those of the configuration, unless GradNorm moves them."""
-    program = experiment.program
-    if program.settings.gradnorm is not None:
-        return state.gradnorm
-    weights = experiment.placement.replicate(np.asarray(program.initial_weights, np.float32))
-    return state.gradnorm._replace(weights=weights)
-
-
-def _restored_statistics(experiment: Experiment, state: TrainState, counts: Mapping[str, Any] | None) -> Any:
-    """The collections beside the parameters, with the counts of batches that a checkpoint kept; those of an earlier
-    version follow from the moments."""
-    if MOMENT_COUNTS not in experiment.abstract_state.model_state:
-        return state.model_state
-    complete = with_moment_counts(jax.tree.map(np.asarray, fetch(state.model_state)), counts)
-    return experiment.placement.replicate(jax.tree.map(np.asarray, complete))
-
-
-def compiled_interval(experiment: Experiment) -> Callable[[], MetricAccumulator]:
-    """Compiled: sums of no update, on every device."""
-    placement = experiment.placement
-    return jax.jit(experiment.program.fresh_interval, out_shardings=placement.replicated).lower().compile()
-
-
-def _restored_interval(experiment: Experiment, stored: Any) -> MetricAccumulator:
-    """The sums since the last log point that a checkpoint kept; zeros where other statistics are logged now."""
-    sums = None
-    if stored is not None:
-        sums = experiment.abstract_state.interval.from_json(stored)
-        if sums is None:
-            log.warning("other training statistics are logged than before: the averages of this interval start anew")
-    return compiled_interval(experiment)() if sums is None else experiment.placement.replicate(sums)

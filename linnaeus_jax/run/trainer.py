@@ -35,7 +35,8 @@ from linnaeus_jax.run.pretrained import read_initial_weights
 from linnaeus_jax.run.processes import ended_elsewhere
 from linnaeus_jax.run.read_errors import with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
-from linnaeus_jax.run.resume import Restored, compiled_interval, restore, save
+from linnaeus_jax.run.restored_state import compiled_interval
+from linnaeus_jax.run.resume import Restored, restore, save
 from linnaeus_jax.run.stalls import Stalls
 from linnaeus_jax.run.start import start
 from linnaeus_jax.run.stored import store_inputs

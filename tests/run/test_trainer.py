@@ -105,7 +105,7 @@ def test_a_longer_run_goes_on_where_the_first_stopped(tmp_path, monkeypatch):
 def test_training_rows_are_evaluated_as_validation_is_at_the_end(tmp_path, monkeypatch):
     """By the trained model, without what training does to pictures and metadata; few rows are not measured."""
     toy.register(monkeypatch)
-    monkeypatch.setattr("linnaeus_jax.run.epoch_end.FEWEST_TRAINING_ROWS", 5)
+    monkeypatch.setattr("linnaeus_jax.run.training_rows.FEWEST", 5)
     config = tiny_config(tmp_path / "data", model__type="toy", data__h5__train_val_split_ratio=0.5)
     run(config, tmp_path / "run")
     found = json.loads((tmp_path / "run" / TRAINING_ROWS_FILE).read_text())
