@@ -322,6 +322,8 @@ def exported(place: Place, model: Model, pictures: Sequence[Path]) -> None:
     place.call(export.main, place.root / "bundle", out, "--platforms", "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["example.py", *map(str, pictures)])
+        patch.syspath_prepend(str(out))  # as for a script, which finds what lies beside it
+        patch.delitem(sys.modules, "pixels", raising=False)
         place.capsys.readouterr()
         runpy.run_path(str(out / "example.py"))
     lines = [line.split("\t") for line in place.capsys.readouterr().out.splitlines()]

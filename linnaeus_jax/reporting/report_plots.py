@@ -101,7 +101,7 @@ def panels(title: str, content: Sequence[Panel], *, columns: int = 3, height: fl
         axis.set_xlim(-0.02 * end, 1.02 * end)
         if len(content) > 1:  # narrow ones, in which numbers of updates would touch
             axis.locator_params(axis="x", nbins=5)
-        if panel.log_scale:
+        if panel.log_scale and any(np.any(np.asarray(curve.y) > 0) for curve in panel.curves):
             axis.set_yscale("log")
             axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axis.yaxis.set_minor_formatter(NullFormatter())

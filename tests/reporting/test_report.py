@@ -20,7 +20,7 @@ from linnaeus_jax.reporting.metrics_log import RunError, read_rows
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, thumbnail
 from linnaeus_jax.reporting.page import page, table
 from linnaeus_jax.reporting.report import SECTIONS, best, status, tasks_of, warnings, worth, write_report
-from linnaeus_jax.reporting.report_plots import POINTS, bars, schedules, thinned
+from linnaeus_jax.reporting.report_plots import POINTS, Curve, Panel, bars, panels, schedules, thinned
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.tools import report as tool
 from tests.reporting.helpers import EPOCHS, STEPS, TASKS, make_run
@@ -272,6 +272,12 @@ def test_a_run_without_mistakes_has_no_worst_classes_and_no_bars_of_zeros(run: P
     ticks = re.findall("<!-- (.*?) -->", base64.b64decode(figure).decode())
     assert "100" in ticks
     assert not [text for text in ticks if text.startswith(("\N{MINUS SIGN}", "-"))]
+
+
+def test_gradients_of_zero_are_drawn() -> None:
+    """Of one class without null; a logarithmic axis has no place for them."""
+    panel = Panel("gradient norm", [Curve("run", (1, 2), (0.0, 0.0), "black")], "L2 norm", log_scale=True)
+    assert "<img" in panels("gradients", [panel])
 
 
 def test_a_table_without_headings_has_no_empty_row() -> None:
