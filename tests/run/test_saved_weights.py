@@ -108,6 +108,7 @@ def test_the_model_is_that_of_the_run(saved):
         ("taxa_L30", "Linear"),
     ]
     assert read.model.head_specs[0].parents == (-1, 1, 1, 2, 2, 3, 3, 4, 4)
+    assert read.parents is not None
     assert read.parents["taxa_L20"].tolist() == [-1, 1, 1, 2, 2]
 
 
