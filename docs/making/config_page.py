@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from docs.making.markdown import MADE, code, sentence, table
-from linnaeus_jax.checks.tables import MAX_FLOAT, MAX_INTEGER
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.defaults import declared
+from linnaeus_jax.config.keys import key
 from linnaeus_jax.config.sections.model import HEAD_OPTIONS
 
 #: beginning of a key -> the page that explains it; the longest that fits counts
@@ -143,7 +143,7 @@ A wrong key is answered with the nearest right one, a value out of range with wh
 * A duration has one key for each unit: optimizer updates (`_steps`, `_interval`), a share of all updates of the run
   (`_fraction`), epochs (`_epochs`). Give one of them and leave the others `None`; `0` switches it off. Where all are
   `None`, the default counts that the table shows.
-* Integers are at most {most} in size, and numbers finite and at most {largest:g}.
+* Numbers are finite. Where no bound is shown, integers are at most {most} in size and other numbers {largest:g}.
 * `<component>`, `<group>` and `<task>` stand for names: every entry has the keys that are shown.
 * Options of your own heads, losses, metrics and so on are keys, too, see [extending](../extending.md).
 """
@@ -167,7 +167,7 @@ def make() -> str:
         sections.sort(key=lambda section, top=top: section != top)
     contents = [f"* [{top}](#{top}){_below(sections)}" for top, sections in tops.items()]
     parts = [
-        INTRODUCTION.format(most="10^12" if MAX_INTEGER == 10**12 else MAX_INTEGER, largest=MAX_FLOAT),
+        INTRODUCTION.format(most=key(0, "").bounds[1], largest=key(0.0, "").bounds[1]),
         "\n".join(contents),
     ]
     for top, sections in tops.items():

@@ -1,33 +1,29 @@
 """All that can be said about a configuration without data or devices: every wrong value at once.
 
-Here stand the rules between keys, and the checks of other subpackages; `checks.tables` has those of single keys.
+Here stand the rules between keys, and the checks of other subpackages; `config.values` has those of single keys.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks.schedule import schedule_errors
-from linnaeus_jax.checks.tables import (
-    empty_errors,
-    error_lines,
-    quantity_errors,
-    size_errors,
-    tuple_errors,
-    value_errors,
-)
+from linnaeus_jax.checks.schedule import SCHEDULE_RULES, Rule, error_lines
 from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes
+from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.keys import value_of
+from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.config.values import rule_of, wrong_values
 from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.metadata import component_layout, component_settings
-from linnaeus_jax.data.preprocessing import RESIZE_MODES, crop_conflict
+from linnaeus_jax.data.preprocessing import crop_conflict
 from linnaeus_jax.data.samplers import SamplerSettings
 from linnaeus_jax.data.splits import check_percentiles
 from linnaeus_jax.debugging import profiler
@@ -47,8 +43,6 @@ from linnaeus_jax.weights.settings import reads_weights, setting_errors
 TRIAL_CLASSES = 1000
 #: characters of a name that becomes a directory
 MAX_NAME = 120
-
-
 #: how the keys begin that the schedule reads
 READ = (
     "schedule.",
@@ -62,44 +56,93 @@ READ = (
 )
 
 
+def checked(tree: ConfigDict, *, needs_data: bool = True, rules: bool = True) -> Config:
+    """The configuration as the program reads it, once every check has passed: the way of every program to it.
+
+    Args:
+      tree: as it was loaded; plugins that it names are imported.
+      needs_data: False of a program that does without labels and pictures, which then need not be named.
+      rules: False before the initial weights have set what they need: then the rules are of interest only where a
+        value is wrong by itself.
+
+    Raises:
+      ConfigError: everything that is wrong, at once.
+    """
+    import_plugins(tree)  # of a tree that was made in Python; a loaded one has done so
+    made, wrong = _made(tree)
+    if (rules or wrong) and (errors := _errors(tree, made, wrong, needs_data=needs_data)):
+        raise ConfigError(errors)
+    return made
+
+
 def validate_schedule_config(config: ConfigDict) -> list[str]:
     """Every contradiction and every value out of range in what the schedule reads; empty if there is none.
 
     Each text names key, value and fix. Only the configuration is looked at: no data, no device.
     """
-    malformed = [error for key, error in tuple_errors(config) if key.startswith(READ)]
-    errors = [*malformed, *(error for error in value_errors(config) if error.startswith(READ))]
-    errors += quantity_errors(config)
-    errors += [error for error in size_errors(config, errors) if error.startswith(READ)]
-    return errors if malformed else errors + schedule_errors(typed(config))
+    made, wrong = _made(config)
+    errors = [error for key, error in wrong.items() if key.startswith(READ)]
+    return list(dict.fromkeys([*errors, *_rule_errors(made, wrong, SCHEDULE_RULES)]))
 
 
-def config_errors(config: ConfigDict) -> list[str]:
-    """Every problem of the configuration at once, each naming key, value and fix. Touches neither files nor devices."""
-    malformed = dict(tuple_errors(config))
-    errors = [*malformed.values(), *value_errors(config)]
-    errors += empty_errors(config)
-    errors += quantity_errors(config)
-    checks: tuple[tuple[Callable[[Config], list[str]], tuple[str, ...]], ...] = (
+def config_errors(config: ConfigDict, *, needs_data: bool = True) -> list[str]:
+    """Every problem of the configuration at once, each naming key, value and fix. Touches neither files nor devices.
+
+    Args:
+      needs_data: as of `checked`.
+    """
+    return _errors(config, *_made(config), needs_data=needs_data)
+
+
+def _made(tree: ConfigDict) -> tuple[Config, dict[str, str]]:
+    """The configuration, and key -> error of its wrong values, which have their defaults in it."""
+    try:
+        return typed(tree), {}
+    except ConfigError:
+        wrong = dict(wrong_values(tree))
+        return typed(_with_defaults(tree, wrong)), wrong
+
+
+def _errors(tree: ConfigDict, made: Config, wrong: Mapping[str, str], *, needs_data: bool) -> list[str]:
+    rules: list[Rule] = [
+        (lambda made: _source_errors(made, needs_data=needs_data), ("data",)),
         (_data_errors, ("data", "metrics", "schedule.mixup")),
-        (_model_errors, ("data", "model")),
-        (lambda config: setting_errors(config.model), ()),
-        (_loss_errors, ("loss.task_specific", "loss.taxonomy_smoothing", "loss.grad_weighting.task", "data")),
+        (_model_errors, ("data.img_size", "data.meta", "data.task_keys_h5", "model", "train.tune", "schedule.mixup")),
+        (lambda made: setting_errors(made.model), ("model",)),
+        (_loss_errors, ("loss", "data.task_keys_h5", "model.label_smoothing", "model.type")),
         (_optimizer_errors, ("optimizer",)),
-        (lambda config: augmentation.validate(config.aug), ("aug",)),
-        (_name_errors, ()),
-        (lambda made: _limit_errors(made, config), ("data",)),
-        (_bucket_errors, ()),
-        (schedule_errors, ("data", *(start.rstrip(".") for start in READ))),
-        (lambda config: profiler.schedule_errors(config.debug.profiler.schedule), ("debug.profiler",)),
-        (lambda config: error_lines(lambda: registered_probes(config.debug.get("probes", {}))), ()),
-    )
-    made = typed(config)
-    for check, sections in checks:  # a section with a malformed tuple cannot be looked at any further
-        if not any(f"{key}.".startswith(f"{section}.") for key in malformed for section in sections):
-            errors += check(made)
-    errors += size_errors(config, errors)
-    return list(dict.fromkeys(errors))
+        (lambda made: augmentation.validate(made.aug), ("aug",)),
+        (_name_errors, ("experiment",)),
+        (lambda made: _limit_errors(made, tree), ("data.hybrid",)),
+        (_bucket_errors, ("env",)),
+        *SCHEDULE_RULES,
+        (lambda made: profiler.schedule_errors(made.debug.profiler.schedule), ("debug.profiler",)),
+        (lambda made: error_lines(lambda: registered_probes(made.debug.get("probes", {}))), ("debug.probes",)),
+    ]
+    return list(dict.fromkeys([*wrong.values(), *_rule_errors(made, wrong, rules)]))
+
+
+def _rule_errors(made: Config, wrong: Collection[str], rules: Sequence[Rule]) -> list[str]:
+    """What the rules say that read none of the wrong keys."""
+    errors = list[str]()
+    for rule, reads in rules:
+        if not any(f"{key}.".startswith(tuple(f"{start.rstrip('.')}." for start in reads)) for key in wrong):
+            errors += rule(made)
+    return errors
+
+
+def _with_defaults(config: ConfigDict, keys: Collection[str]) -> ConfigDict:
+    """A copy in which these keys have their defaults; options of plugins and filters are left out."""
+    copied = copy.deepcopy(config)
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        rule, node = rule_of(key), value_of(copied, section)
+        with node.unlocked(), node.ignore_type():
+            if rule is None:
+                del node[name]
+            else:
+                node[name] = rule.initial()
+    return copied
 
 
 def _name_errors(config: Config) -> list[str]:
@@ -120,14 +163,20 @@ def _bucket_errors(config: Config) -> list[str]:
     return []
 
 
+def _source_errors(config: Config, *, needs_data: bool) -> list[str]:
+    """What is wrong with the files that are named, and, where data are needed, that there are none."""
+    h5, hybrid = config.data.h5, config.data.hybrid
+    named = hybrid.use_hybrid or h5.labels_path or h5.train_labels_path or h5.val_labels_path
+    return error_lines(lambda: resolve_sources(config.data)) if needs_data or named else []
+
+
 def _data_errors(config: Config) -> list[str]:
     data, metrics, tasks = config.data, config.metrics, config.data.task_keys_h5
-    errors = error_lines(lambda: check_task_order(tasks)) + error_lines(lambda: resolve_sources(data))
+    errors = error_lines(lambda: check_task_order(tasks))
     errors += error_lines(lambda: component_settings(data.meta))
     errors += error_lines(lambda: check_percentiles(metrics.rarity_percentiles))
-    if all(rows is None or rows >= 1 for rows in (data.batch_size, data.batch_size_per_device)):
-        errors += error_lines(lambda: SamplerSettings.from_config(config))
-    if data.resize_mode in RESIZE_MODES and (conflict := crop_conflict(data.resize_mode, data.crop_fraction)):
+    errors += error_lines(lambda: SamplerSettings.from_config(config))
+    if conflict := crop_conflict(data.resize_mode, data.crop_fraction):
         errors.append(f"data.{conflict}")
     named: dict[str, tuple[str, ...]] = {"schedule.mixup.null_task_keys": config.schedule.mixup.null_task_keys}
     if metrics.track_null_vs_non_null:

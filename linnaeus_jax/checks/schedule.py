@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from linnaeus_jax.checks.tables import error_lines
 from linnaeus_jax.config.derived import STORED_GROUP, active_components, gradnorm_enabled, stores_inputs, wants_mixing
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_key
 from linnaeus_jax.schedules.kinds import configured_kind
 from linnaeus_jax.schedules.level_switching import configured_levels, level_switch_errors
+
+#: (rules between keys, the beginnings of what they read: none of it may be wrong by itself)
+Rule = tuple[Callable[[Config], Iterable[str]], tuple[str, ...]]
+
+
+def error_lines(check: Callable[[], object]) -> list[str]:
+    """The message, by lines, of what a check of another subpackage raises."""
+    try:
+        check()
+    except ValueError as error:
+        return str(error).splitlines()
+    return []
 
 
 def _kind_errors(config: Config) -> Iterator[str]:
@@ -118,7 +129,12 @@ def _accumulation_errors(config: Config) -> Iterator[str]:
         )
 
 
-def schedule_errors(config: Config) -> list[str]:
-    """Contradictions between the keys that the schedule reads, each naming key, value and fix."""
-    rules = (_kind_errors, _group_errors, _masking_errors, _mixing_errors, _early_stop_errors, _accumulation_errors)
-    return [error for rule in rules for error in rule(config)]
+#: contradictions between the keys that the schedule reads, each naming key, value and fix
+SCHEDULE_RULES: tuple[Rule, ...] = (
+    (_kind_errors, ("lr_scheduler",)),
+    (_group_errors, ("lr_scheduler.parameter_groups", "optimizer.parameter_groups", "train.tune")),
+    (_masking_errors, ("data.meta", "schedule.meta_masking.partial", "schedule.validation")),
+    (_mixing_errors, ("data.task_keys_h5", "data.sampler", "schedule.mixup")),
+    (_early_stop_errors, ("data.meta", "data.task_keys_h5", "train.early_stop", "schedule.checkpoint.best_metric")),
+    (_accumulation_errors, ("loss.grad_weighting.task", "train.accumulation_steps")),
+)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from ml_collections import ConfigDict
+
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import MODELS
@@ -86,7 +88,7 @@ def gradnorm_enabled(config: Config) -> bool:
     return bool(task.gradnorm_enabled) and task.type == "gradnorm"
 
 
-def default_workdir(config: Config) -> Path:
+def default_workdir(config: Config | ConfigDict) -> Path:
     """The directory of a run without --workdir: `<env.output.base_dir>/<project>/<group>/<name>`.
 
     Characters that some system refuses in a name are replaced, unless an earlier version has made that directory.

@@ -1,12 +1,13 @@
 """How a key of the configuration is declared: its default, its meaning, its type, and what it may be.
 
 Everything else follows from the declarations in `config/sections`: the tree of defaults, the checks of single values
-(`checks.tables`), `docs/reference/config.md`, `--help KEY` and the completion of a shell.
+(`config.values`), `docs/reference/config.md`, `--help KEY` and the completion of a shell.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,7 +22,10 @@ Section = dict[str, Any]
 
 _KINDS = {bool: "bool", int: "int", float: "float", str: "text", tuple: "tuple", dict: "mapping"}
 _ITEMS = {int: "integers", float: "numbers", str: "texts", bool: "bools", tuple: "tuples"}
-_UNITS = {"steps": "updates", "fraction": "share of all updates", "epochs": "epochs"}
+#: ends of an interval without an end, by type: what an array of 32 bits holds, as counters and settings are on a device
+_ENDS = {int: 2**31 - 1, float: 3.4e38}
+_IN_WORDS = {"steps": "updates", "fraction": "share of all updates", "epochs": "epochs"}
+UNITS = tuple(_IN_WORDS)
 
 
 class InOrder(dict[str, Any]):
@@ -36,7 +40,8 @@ class Key:
       default: None of a key that is unset.
       meaning: one or two plain sentences, of which the first may begin in lower case.
       kind: type of its values; `dict` of one that holds a whole mapping.
-      within: the interval of its numbers, or of those of its tuple; None is always allowed.
+      within: the interval of its numbers, or of those of its tuple, which every key of numbers has but those of
+        quantities; what is not finite lies in none. None is always allowed.
       choices: the texts that it, or an item of its tuple, may be.
       any_case: these texts in upper case, too.
       refused_elsewhere: who reads the key refuses other texts, not the checks of single keys.
@@ -80,6 +85,18 @@ class Key:
         """A value as the program reads it: None where it says "off"."""
         return None if self.off and value is not None and inside(value, self.off) else value
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and largest of its numbers; where its interval has no end, that of its type."""
+        low, high = (float(text) for text in (self.within or "[0, inf)")[1:-1].split(","))
+        end = _ENDS[self.items or self.kind]
+        return (-end if low == -math.inf else low), (end if high == math.inf else high)
+
+    def holds(self, number: float) -> bool:
+        """Whether a number, or an item of its tuple, may be."""
+        low, high = self.bounds
+        return low <= number <= high and (not self.within or inside(number, self.within))
+
     def names(self) -> Collection[str]:
         """The texts that it may be; empty: any."""
         if not isinstance(self.choices, str):
@@ -96,7 +113,7 @@ class Key:
         """Type and possible values, in words; `quoted` writes a text as such."""
         kind = _KINDS[self.kind] + (" or None" if self.default is None else "")
         if self.unit:
-            return f"{kind}: {_UNITS[self.unit]}, {'in (0, 1], or 0' if self.unit == 'fraction' else '0 or more'}"
+            return f"{kind}: {_IN_WORDS[self.unit]}, {'in (0, 1], or 0' if self.unit == 'fraction' else '0 or more'}"
         names = self.names()
         unnamed = ("",) if names and self.default == "" and "" not in names else ()
         choices = ", ".join(quoted(name or '""') for name in (*unnamed, *names))

@@ -15,9 +15,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.defaults import SECTIONS
+from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.keys import Key
 from linnaeus_jax.config.open_nodes import ENTRIES
 from linnaeus_jax.config.section import Duration, Section
+from linnaeus_jax.config.values import wrong_values
 
 
 def sections(declared: Mapping[str, Any] = SECTIONS, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -37,7 +39,13 @@ def class_name(path: str) -> str:
 
 
 def typed(config: ConfigDict) -> Section:
-    """The whole configuration as its rooms read it. Values are not checked, see `checks.config_errors`."""
+    """The whole configuration as its rooms read it, each value checked; `checks.checked` also knows the other rules.
+
+    Raises:
+      ConfigError: every value that may not be.
+    """
+    if errors := list(dict.fromkeys(error for _, error in wrong_values(config))):
+        raise ConfigError(errors)
     return _section("", SECTIONS, config)
 
 

@@ -77,7 +77,7 @@ def _pair(values: Any) -> tuple[float, float]:
 
 
 def validate(aug: Any) -> list[str]:
-    """Checks the values of the `aug` section of the configuration; one text per wrong key, empty if all are right."""
+    """Checks what the declarations of the `aug` section leave open; one text per wrong key, empty if all are right."""
     errors = []
 
     def check(key: str, ok: bool, want: str) -> None:
@@ -85,25 +85,16 @@ def validate(aug: Any) -> list[str]:
             value = functools.reduce(lambda node, part: node[part], key.split("."), aug)
             errors.append(f"aug.{key} is {value!r}; it must be {want}")
 
-    def interval(key: str, values: Any, low: float, high: float) -> None:
-        ok = len(values) == 2 and low < values[0] <= values[1] <= high
-        bound = f" <= {high:g}" if high < float("inf") else ""
-        check(key, ok, f"two numbers (low, high) with {low:g} < low <= high{bound}")
-
-    inf = float("inf")
-    for key in ("hflip_prob", "vflip_prob"):
-        check(key, 0 <= aug[key] <= 1, "a probability in [0, 1]")
-    interval("random_resized_crop.scale", aug.random_resized_crop.scale, 0, 1)
-    interval("random_resized_crop.ratio", aug.random_resized_crop.ratio, 0, inf)
-    check("color_jitter", aug.color_jitter >= 0, "a number >= 0 (0: off)")
     check("autoaug.policy", aug.autoaug.policy in ("", *POLICY_NAMES), f"'' (off) or one of {', '.join(POLICY_NAMES)}")
-    check("autoaug.num_ops", aug.autoaug.num_ops >= 1, "an integer >= 1")
-    check("autoaug.magnitude", 0 <= aug.autoaug.magnitude <= 10, "a level in [0, 10]")
-    check("random_erase.prob", 0 <= aug.random_erase.prob <= 1, "a probability in [0, 1]")
     check("random_erase.mode", aug.random_erase.mode in ERASE_MODES, f"one of {', '.join(ERASE_MODES)}")
-    check("random_erase.count", aug.random_erase.count >= 1, "an integer >= 1 (turn erasing off with prob 0)")
-    interval("random_erase.area_range", aug.random_erase.area_range, 0, 1)
-    interval("random_erase.aspect_ratio", aug.random_erase.aspect_ratio, 0, inf)
+    for section, name in (
+        ("random_resized_crop", "scale"),
+        ("random_resized_crop", "ratio"),
+        ("random_erase", "area_range"),
+        ("random_erase", "aspect_ratio"),
+    ):
+        low, high = aug[section][name]
+        check(f"{section}.{name}", low <= high, "two numbers (low, high) with low <= high")
     return errors
 
 

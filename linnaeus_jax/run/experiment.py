@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks import config_errors
-from linnaeus_jax.config.errors import ConfigError, UserError, described
-from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.checks import checked
+from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.config.saved import plain
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.dataset import Dataset
@@ -180,14 +179,11 @@ def _checked(
     checkpoints: Checkpoints | None,
     initial_weights: InitialWeights | None,
 ) -> _Given:
-    import_plugins(tree)  # of a config that was made in Python; a loaded one has done so
     resumes = checkpoints is not None and bool(checkpoints.steps())
-    source, lines = None, list[str]()
-    if initial_weights is not None:
-        source, lines = settle(tree, directory if resumes else None)
-    elif errors := config_errors(tree):
-        raise ConfigError(errors)
-    config = typed(tree)
+    if initial_weights is None:
+        config, source, lines = checked(tree), None, list[str]()
+    else:
+        config, source, lines = settle(tree, directory if resumes else None)
     return _Given(config, initial_weights, source, resumes, set_up_jax(config), lines)
 
 

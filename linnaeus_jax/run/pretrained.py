@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.checks import config_errors
+from linnaeus_jax.checks import checked
 from linnaeus_jax.config.errors import ConfigError, UserError
 from linnaeus_jax.config.tree import assign, given_keys
 from linnaeus_jax.config.typed import Config, typed
@@ -156,20 +156,30 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
         log.info("%s", weights.coverage.table())
 
 
-def settle(config: ConfigDict, earlier: RunDirectory | None) -> tuple[StateFile | None, list[str]]:
+def settle(
+    tree: ConfigDict, earlier: RunDirectory | None = None, *, needs_data: bool = True
+) -> tuple[Config, StateFile | None, list[str]]:
     """Sets what the initial weights need of a configuration, see `adopt_source`, and checks what came of it.
+
+    Args:
+      needs_data: as of `checks.checked`.
+
+    Returns:
+      The checked configuration, and what `adopt_source` returns.
 
     Raises:
       ConfigError: all wrong settings at once; with weights that cannot be read among them.
     """
     unreadable, source, lines = None, None, list[str]()
     try:
-        source, lines = adopt_source(config, earlier)
+        source, lines = adopt_source(tree, earlier)
     except UserError as error:
         unreadable = error
-    errors = config_errors(config)
-    if errors:
-        raise ConfigError(errors if unreadable is None else [*errors, str(unreadable)])
+    try:
+        config = checked(tree, needs_data=needs_data)
+    except ConfigError as error:
+        known = unreadable is None or isinstance(unreadable, ConfigError)
+        raise ConfigError(error.messages if known else [*error.messages, str(unreadable)]) from None
     if unreadable is not None:
         raise unreadable
-    return source, lines
+    return config, source, lines

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from linnaeus_jax.checks import checked
 from linnaeus_jax.config.derived import default_workdir, stores_inputs
 from linnaeus_jax.config.errors import TrainingError, UserError
-from linnaeus_jax.config.typed import typed
 from linnaeus_jax.debugging.nonfinite import explained, switched_on
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.reporting.logs import log_to_files
@@ -60,7 +60,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
       UserError: missing, corrupt or contradictory data or checkpoints.
       SystemExit: a signal ended the run after its state was saved; the code is 128 + its number.
     """
-    given = typed(config)
+    given = checked(config, rules=False)
     directory = RunDirectory(Path(workdir) if workdir else default_workdir(given))
     lock = RunLock(directory.root)
     stalls = Stalls(directory, given.debug.stall_seconds)

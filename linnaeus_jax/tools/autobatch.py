@@ -18,17 +18,15 @@ from typing import Any
 import jax
 
 from linnaeus_jax import tools
-from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import default_workdir
-from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.files import RunDirectory, json_text
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.run.autobatch import device_budget, largest_batch
 from linnaeus_jax.run.experiment import step_memory
-from linnaeus_jax.run.pretrained import adopt_source, read_initial_weights
+from linnaeus_jax.run.pretrained import read_initial_weights, settle
 from linnaeus_jax.step.process import set_up_jax
 
 
@@ -45,17 +43,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     options, rest = parser.parse_known_args(argv)
     tree = load_config(rest)[0]
-    settings = tree.data.autobatch
     if options.memory_gb is not None:
-        settings.device_memory_gb = options.memory_gb
-    source, _ = adopt_source(tree)
-    configs = []
-    for fraction in options.fractions or (settings.target_memory_fraction,):
-        settings.target_memory_fraction = fraction
-        if errors := config_errors(tree):
-            raise ConfigError(errors)
-        configs.append(typed(tree))
-    config = configs[0]
+        tree.data.autobatch.device_memory_gb = options.memory_gb
+    config, source, _ = settle(tree)
+    fractions = options.fractions or (config.data.autobatch.target_memory_fraction,)
+    configs = [config.replaced({"data.autobatch.target_memory_fraction": fraction}) for fraction in fractions]
     set_up_jax(config)
     directory, known = RunDirectory(default_workdir(config)), dict[int, int]()
     measure = step_memory(config, directory, read_initial_weights, source)

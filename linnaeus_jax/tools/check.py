@@ -24,7 +24,7 @@ from linnaeus_jax.building.steps.starter_config import fitted, least_epochs
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.reporting.display import eta
 from linnaeus_jax.reporting.logs import console
 from linnaeus_jax.reporting.tables import table
@@ -190,7 +190,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=tools.minutes, metavar="N", help="what fits this time on this machine")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    directory = RunDirectory(default_workdir(typed(config)))
+    directory = RunDirectory(default_workdir(config))
     experiment = preview_experiment(config, directory, initial_weights=read_initial_weights)
     if experiment.weights is not None:
         console.print(experiment.weights.coverage.table(), soft_wrap=True)

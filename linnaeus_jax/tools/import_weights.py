@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
-from linnaeus_jax.config.errors import ConfigError, UserError
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.redaction import sanitize
-from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.files import json_text
 
 #: classes of a rank that nothing says anything about
@@ -109,23 +109,20 @@ def main(argv: Sequence[str]) -> None:
     from rich.console import Console
 
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.run.pretrained import adopt_source
+    from linnaeus_jax.run.pretrained import settle
     from linnaeus_jax.weights.converting import converted
     from linnaeus_jax.weights.files import check_target, write_state
     from linnaeus_jax.weights.joining import read_weights
-    from linnaeus_jax.weights.settings import reads_weights, setting_errors
+    from linnaeus_jax.weights.settings import reads_weights
 
     setup_logging(None, process=1, level="INFO", data_level="WARNING")  # the table alone goes to the standard output
     tree.model.pretrained = options.source or tree.model.pretrained
-    if errors := setting_errors(tree.model):
-        raise ConfigError(errors)
     if not reads_weights(tree.model):
         raise UserError("no weights are named: give a file or a run directory, or set model.pretrained")
     if options.out is not None:
         check_target(options.out)
     with Console(stderr=True).status("reading the weights ..."):
-        source, lines = adopt_source(tree)
-    config = typed(tree)
+        config, source, lines = settle(tree, needs_data=False)
     settings = config.model.replaced({"pretrained_strict": False})  # the table is printed before anything is refused
     with Console(stderr=True).status("fitting them to the model ..."):
         model, classes, origin = model_for(config, source)

@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
+from linnaeus_jax.checks import checked
 from linnaeus_jax.config import get_config, load_config
-from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config, typed
@@ -151,7 +151,7 @@ def every_variant(config: Config) -> Iterator[Config]:
     """The config with each variant of each registered family: their own sizes, and the config's heads."""
     for name, family in MODELS.entries.items():
         for variant in family.variants or ("",):
-            model = typed(complete_open_nodes(get_config())).model
+            model = typed(get_config()).model
             its = {"type": name, "variant": variant, "classification": config.model.classification}
             yield config.replaced({"model": model.replaced(its)})
 
@@ -299,7 +299,8 @@ def main(argv: Sequence[str]) -> None:
         (show_hub if options.hub else show_pretrained)(PlainConsole(), as_json=options.json)
         return
     jax.config.update("jax_platforms", "cpu")  # an accelerator may be busy, and nothing here runs on one
-    config = typed(complete_open_nodes(get_config()) if options.all and not rest else load_config(rest)[0])
+    tree = get_config() if options.all and not rest else load_config(rest)[0]
+    config = checked(tree, needs_data=False)
     sizes = sizes_of(config, options.classes)
     configs = list(every_variant(config)) if options.all else [config]
     measures = EVERY_MODEL if options.all else ONE_MODEL

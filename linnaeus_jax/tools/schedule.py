@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from linnaeus_jax import tools
-from linnaeus_jax.checks import validate_schedule_config
+from linnaeus_jax.checks import checked
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import global_batch_size
-from linnaeus_jax.config.typed import Config, typed
+from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
@@ -43,7 +43,7 @@ def run(
     """Resolves the schedule, prints it, and writes it where a directory is given.
 
     Args:
-      config: without errors, see `checks.validate_schedule_config`.
+      config: without errors, see `checks.checked`.
       steps_per_epoch: optimizer updates of one epoch; where the mixing level switches, one number per entry of
         schedule.mixup.group_levels. None: what the sampler makes of `dataset_size` rows or of the labels file.
       dataset_size: training rows; None: as many as the updates hold, or, without either, what the labels file holds.
@@ -123,10 +123,8 @@ def main(argv: Sequence[str]) -> None:
     )
     options, rest = parser.parse_known_args(argv)
     jax.config.update("jax_platforms", "cpu")
-    config, _ = load_config(rest)
-    if errors := validate_schedule_config(config):
-        raise InputError("invalid schedule:\n" + "\n".join(f"  {i}. {error}" for i, error in enumerate(errors, 1)))
-    run(typed(config), **vars(options))
+    tree, _ = load_config(rest)
+    run(checked(tree, needs_data=False), **vars(options))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from linnaeus_jax import tools
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.config.typed import typed
 
 
 def render(
@@ -65,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--step", type=int, default=0, help="update whose images and probabilities are shown")
     options, rest = parser.parse_known_args(argv)
     config, _ = load_config(rest)
-    experiment = preview_experiment(config, RunDirectory(default_workdir(typed(config))))
+    experiment = preview_experiment(config, RunDirectory(default_workdir(config)))
     total = experiment.inputs.plans.total
     if not 0 <= options.step < total:
         raise UserError(f"--step={options.step} lies outside of the run; use 0 ... {total - 1}")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from linnaeus_jax.checks.config import config_errors
-from linnaeus_jax.checks.tables import expand
 from linnaeus_jax.config.defaults import declared
 from linnaeus_jax.config.tree import assign
+from linnaeus_jax.config.values import leaves
 from tests.tiny import tiny_config
 
 GROUP = "optimizer.parameter_groups.biases"
@@ -44,12 +44,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"data.num_workers": 10**6}, "data.num_workers = 1000000", "at most 1024"),
     (
         {"schedule.checkpoint.interval_steps": 10**30},
-        "interval_steps = 10000000000000000000...",
-        "at most 1000000000000",
+        "interval_steps = 1000000000000000000000000000000",
+        "at most 2147483647",
     ),
     ({"model.convnext_stages.layer_scale_init_value": float("inf")}, "layer_scale_init_value = inf", "finite"),
     ({"lr_scheduler.base_lr": 1e300}, "lr_scheduler.base_lr = 1e+300", "at most 3.4e+38"),
-    ({"model.rope_stages.depths": (10**6, 1)}, "(1, 1, 1000000, 1) blocks", "1000; lower their depths"),
+    ({"model.rope_stages.depths": (10**6, 1)}, "depths = (1000000, 1) holds 1000000", "at most 1000"),
     ({"lr_scheduler.stable_duration_fraction": 7.0}, "stable_duration_fraction = 7.0", "within [0, 1]"),
     ({"experiment.name": "../../x"}, "experiment.name = '../../x' becomes a directory", "no '..'"),
     ({"experiment.group": "a\nb"}, "experiment.group = 'a\\nb'", "none of them a line break"),
@@ -80,8 +80,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"loss.taxonomy_smoothing.beta": -1.0}, "loss.taxonomy_smoothing.beta = -1.0", "0 or more"),
     ({"loss.grad_weighting.task.gradnorm_kappa": 0.0}, "gradnorm_kappa = 0.0", "within (0, 1]"),
     ({"loss.grad_weighting.class_weights.log_base": (1.0,)}, "log_base = (1.0,)", "above 1"),
-    ({"aug.color_jitter": -0.1}, "aug.color_jitter is -0.1", ">= 0"),
-    ({"aug.hflip_prob": 2.0}, "aug.hflip_prob is 2.0", "[0, 1]"),
+    ({"aug.color_jitter": -0.1}, "aug.color_jitter = -0.1", "0 or more"),
+    ({"aug.hflip_prob": 2.0}, "aug.hflip_prob = 2.0", "within [0, 1]"),
     ({"aug.random_resized_crop.scale": (0.9, 0.5)}, "aug.random_resized_crop.scale is (0.9, 0.5)", "low <= high"),
     ({"schedule.mixup.min_group_size": 0}, "schedule.mixup.min_group_size = 0", "1 or more"),
     ({"schedule.mixup.cutmix.minmax": (0.5, 0.2)}, "schedule.mixup.cutmix.minmax = (0.5, 0.2)", "low <= high"),
@@ -100,7 +100,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model.rope_stages.depths": ({1: 2},)}, "model.rope_stages.depths = ({1: 2},)", "a tuple of integers"),
     ({"model.rope_stages.mlp_ratio": ()}, "model.rope_stages.mlp_ratio = () has 0 items", "give 1 or 2"),
     ({"model.drop_rate": ({1: 2},)}, "model.drop_rate = ({1: 2},)", "a tuple of numbers"),
-    ({"model.rope_stages.depths": (1, 0)}, "model.rope_stages.depths = (1, 0)", "of at least 1"),
+    ({"model.rope_stages.depths": (1, 0)}, "model.rope_stages.depths = (1, 0) holds 0", "1 or more"),
     ({"debug.profiler.schedule": (1, 1, 3)}, "debug.profiler.schedule = (1, 1, 3)", "give 4"),
     ({"debug.profiler.schedule": (1, 1, 0, 2)}, "debug.profiler.schedule = (1, 1, 0, 2)", "active >= 1"),
     ({"debug.underflow_overflow.trace_batch_nums": ("a",)}, "trace_batch_nums = ('a',)", "integers"),
@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"loss.grad_weighting.task.init_weights": (1.0,)}, "init_weights = (1.0,)", "one number per task"),
     ({"loss.grad_weighting.task.init_weights": (0, 0, 0)}, "init_weights = (0, 0, 0)", "not all 0"),
     ({"aug.std": (0.2, 0.2)}, "aug.std = (0.2, 0.2)", "give 3"),
-    ({"aug.std": (0.2, 0.2, 0.0)}, "aug.std = (0.2, 0.2, 0.0)", "above 0"),
+    ({"aug.std": (0.2, 0.2, 0.0)}, "aug.std = (0.2, 0.2, 0.0)", "within [1e-6, 1]"),
     ({"metrics.taxa_subsets": (("all", "taxa_L30"),)}, "metrics.taxa_subsets holds ('all', 'taxa_L30')", "taxon id"),
     ({"metrics.taxa_subsets": (("a/b", "taxa_L30", 1),)}, "holds ('a/b', 'taxa_L30', 1)", "cannot hold '/'"),
     ({"metrics.taxa_subsets": (("a", "taxa_L30", 0),)}, "holds ('a', 'taxa_L30', 0)", "1 or more"),
@@ -223,6 +223,7 @@ def test_every_declared_key_is_found_in_a_config(data):
     assign(config, ("optimizer", "parameter_groups", "biases", "lr_multiplier"), 1.0)
     assign(config, ("lr_scheduler", "parameter_groups", "biases", "name"), "linear")
     assign(config, ("model", "classification", "heads", "taxa_L10", "type"), "ConditionalClassifier")
+    found = [rule for _, rule, _ in leaves(config)]
     for key, rule in declared().items():
-        assert list(expand(config, key)), key
+        assert rule in found, key
         assert not isinstance(rule.choices, str) or rule.names(), key

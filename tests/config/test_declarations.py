@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from docs.making import config_page
 from linnaeus_jax import __main__ as overview
-from linnaeus_jax.checks.tables import empty_errors, tuple_errors, value_errors
 from linnaeus_jax.config import ConfigError, defaults, get_config, load_config
 from linnaeus_jax.config.defaults import declared
 from linnaeus_jax.config.keys import duration, key, unset
 from linnaeus_jax.config.sections.training import TRAIN
 from linnaeus_jax.config.tree import FILTER_KEYS, known_keys
+from linnaeus_jax.config.values import wrong_values
 
 NEW = {
     "warmth": key(0.5, "how warm the optimizer is", within="[0, 1)"),
@@ -38,7 +40,7 @@ def errors_of(**values):
     config = get_config()
     for name, value in values.items():
         config.train[name] = value
-    return [*value_errors(config), *(error for _, error in tuple_errors(config)), *empty_errors(config)]
+    return sorted(error for _, error in wrong_values(config))
 
 
 @pytest.mark.usefixtures("with_new")
@@ -49,11 +51,11 @@ def test_a_new_key_is_in_the_tree_and_is_checked():
     assert config.train.get_type("limit") is config.train.get_type("rest_steps") is int
     assert errors_of() == errors_of(mood="WILD", limit=1) == []
     assert errors_of(warmth=1.0, mood="odd", pair=(1,), name_of_it="", limit=0) == [
-        "train.warmth = 1.0 is out of range; it must be within [0, 1)",
         "train.limit = 0 is out of range; it must be 1 or more",
         "train.mood = 'odd' is unknown; choose one of calm, wild",
-        "train.pair = (1,) has 1 items; give 2",
         "train.name_of_it is empty; give it a value",
+        "train.pair = (1,) has 1 items; give 2",
+        "train.warmth = 1.0 is out of range; it must be within [0, 1)",
     ]
     assert errors_of(pair=(-1, 2)) == ["train.pair = (-1, 2) holds -1; each item must be 0 or more"]
 
@@ -90,7 +92,7 @@ def test_a_section_is_explained(capsys):
 
 def test_the_defaults_may_be_what_they_are():
     config = get_config()
-    assert [*value_errors(config), *tuple_errors(config), *empty_errors(config)] == []
+    assert list(wrong_values(config)) == []
 
 
 def test_the_tree_is_what_is_declared():
@@ -113,10 +115,12 @@ def test_choices_that_another_subpackage_offers_are_found(path):
 
 
 def test_rules_belong_to_their_kind():
-    """A rule that nothing would look at is a mistake."""
+    """A rule that nothing would look at is a mistake, and so are numbers without bounds."""
     for path, found in declared().items():
         numbers = {int, float} & {found.kind, found.items}
-        assert not found.within or numbers, path
+        assert bool(found.within or found.unit) == bool(numbers), path
+        odd = (math.nan, math.inf, -math.inf, *((10**30, -(10**30)) if int in numbers else (1e300, -1e300)))
+        assert not numbers or not any(map(found.holds, odd)), path
         assert not found.choices or str in (found.kind, found.items), path
         assert not (found.lengths or found.per_task or found.optional) or found.items, path
         assert found.items is None or found.kind is tuple, path

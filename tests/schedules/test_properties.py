@@ -33,8 +33,8 @@ def one_of(prefix, units=("steps", "fraction", "epochs")):
 def schedules(draw):
     chosen = {
         "lr_scheduler.name": draw(st.sampled_from(["cosine", "linear", "step", "wsd"])),
-        "lr_scheduler.stable_duration_fraction": draw(st.floats(0, 1.2)),
-        "lr_scheduler.decay_duration_fraction": draw(st.floats(0, 1.2)),
+        "lr_scheduler.stable_duration_fraction": draw(st.floats(0, 1)),
+        "lr_scheduler.decay_duration_fraction": draw(st.floats(0, 1)),
         "schedule.validation.at_end": draw(st.booleans()),
         "schedule.validation.partial_mask_meta.enabled": True,
         "schedule.validation.partial_mask_meta.whitelist": (("TEMPORAL",), ("SPATIAL",)),

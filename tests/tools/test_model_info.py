@@ -73,7 +73,8 @@ def test_table_without_data(capsys):
     ("arguments", "message"),
     [
         (["--classes", "5,4"], "--classes 5,4: give --classes one count above 0 for each of taxa_L10, taxa_L20"),
-        (["--config.data.task_keys_h5=a,b", "--config.data.h5.labels_path=x.h5"], "labels file 'x.h5' does not exist"),
+        (["--config.data.task_keys_h5=a,b"], "task 'a' is not of the form"),
+        (["--config.train.seed=-1"], "train.seed = -1 is out of range"),
         (["--config.model.variant=huge"], "model.variant = 'huge' is unknown for mFormerV1"),
     ],
 )

@@ -34,6 +34,7 @@ DATA = dict(
     batch_size_val=key(
         128,
         "rows of a validation batch over all devices, rounded up to a multiple of them; 0 or less: as the micro-batch",
+        within="(-inf, 1048576]",
         off="(-inf, 0]",
     ),
     img_size=key(384, "height and width of the model's input in pixels", within="[32, 4096]"),
@@ -143,7 +144,10 @@ DATA = dict(
                 off="(-inf, 0)",
             ),
             max_missing_count=key(
-                0, "largest number of missing pictures with which a run starts; below 0: no limit", off="(-inf, 0)"
+                0,
+                "largest number of missing pictures with which a run starts; below 0: no limit",
+                within="(-inf, inf)",
+                off="(-inf, 0)",
             ),
             num_workers=key(8, "threads that look; 0: one for each core", within="[0, 1024]", off="[0, 0]"),
             chunk_size=key(1000, "rows per piece of work", within="[1, inf)"),
@@ -156,7 +160,7 @@ DATA = dict(
         ),
     ),
     prefetch=dict(
-        mem_cache_size=key(10 * 1024**3, "bytes of decoded pictures that are kept; 0: none", within="[0, inf)"),
+        mem_cache_size=key(10 * 1024**3, "bytes of decoded pictures that are kept; 0: none", within="[0, 1e15]"),
         max_processed_batches=key(4, "finished batches that may wait for the device", within="[1, 1024]"),
         num_io_threads=unset(
             int,
@@ -176,8 +180,8 @@ COMPONENT = dict(
     enabled=key(True, "use the component"),
     source=key("", "dataset of the labels file that holds its columns"),
     columns=key((), "names of the columns to take, in this order; empty: all of them, in the file's order", items=str),
-    dim=key(0, "number of columns", within="[0, inf)"),
-    idx=key(0, "place in the metadata vector, ascending; below 0: the component is not used"),
+    dim=key(0, "number of columns", within="[0, 65536]"),
+    idx=key(0, "place in the metadata vector, ascending; below 0: the component is not used", within="(-inf, inf)"),
     allow_missing=key(True, "False: leave out rows in which the component is not known"),
     oor_mask=key(False, "the component counts as missing in rows outside the region (`in_region` = 0)"),
 )

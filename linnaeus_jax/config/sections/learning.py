@@ -113,11 +113,15 @@ LOSS = dict(
 
 AUG = dict(
     mean=key(
-        (0.485, 0.456, 0.406), "subtracted from red, green and blue, of values in [0, 1]", items=float, lengths=(3,)
+        (0.485, 0.456, 0.406),
+        "subtracted from red, green and blue, of values in [0, 1]",
+        items=float,
+        lengths=(3,),
+        within="[0, 1]",
     ),
-    std=key((0.229, 0.224, 0.225), "divides what mean leaves", items=float, lengths=(3,), within="(0, inf)"),
-    hflip_prob=key(0.5, "probability of a mirror image, left to right"),
-    vflip_prob=key(0.0, "probability of a mirror image, top to bottom"),
+    std=key((0.229, 0.224, 0.225), "divides what mean leaves", items=float, lengths=(3,), within="[1e-6, 1]"),
+    hflip_prob=key(0.5, "probability of a mirror image, left to right", within="[0, 1]"),
+    vflip_prob=key(0.0, "probability of a mirror image, top to bottom", within="[0, 1]"),
     random_resized_crop=dict(
         enabled=key(True, "cut out a random part and resize it to img_size"),
         scale=key(
@@ -125,12 +129,17 @@ AUG = dict(
             "least and largest area of the part, as a share of the picture, in (0, 1]",
             items=float,
             lengths=(2,),
+            within="(0, 1]",
         ),
         ratio=key(
-            (0.75, 1.3333333333333333), "least and largest width / height of the part", items=float, lengths=(2,)
+            (0.75, 1.3333333333333333),
+            "least and largest width / height of the part",
+            items=float,
+            lengths=(2,),
+            within="(0, inf)",
         ),
     ),
-    color_jitter=key(0.4, "strength of random brightness, contrast and saturation; 0: off"),
+    color_jitter=key(0.4, "strength of random brightness, contrast and saturation; 0: off", within="[0, inf)"),
     autoaug=dict(
         policy=key(
             "",
@@ -138,21 +147,31 @@ AUG = dict(
             choices="linnaeus_jax.learning.policies:POLICY_NAMES",
             refused_elsewhere=True,
         ),
-        num_ops=key(2, "of randaugment: operations per picture"),
-        magnitude=key(9.0, "of randaugment: strength in [0, 10]"),
+        num_ops=key(2, "of randaugment: operations per picture", within="[1, 1000]"),
+        magnitude=key(9.0, "of randaugment: strength", within="[0, 10]"),
     ),
     random_erase=dict(
-        prob=key(0.25, "probability that rectangles of a picture are erased"),
+        prob=key(0.25, "probability that rectangles of a picture are erased", within="[0, 1]"),
         mode=key(
             "pixel",
             "what fills them: noise like the picture (pixel), one grey (const), uniform noise (rand)",
             choices="linnaeus_jax.learning.augmentation:ERASE_MODES",
             refused_elsewhere=True,
         ),
-        count=key(1, "number of rectangles"),
+        count=key(1, "number of rectangles", within="[1, 1000]"),
         area_range=key(
-            (0.02, 0.4), "least and largest area erased, as a share of the picture", items=float, lengths=(2,)
+            (0.02, 0.4),
+            "least and largest area erased, as a share of the picture",
+            items=float,
+            lengths=(2,),
+            within="(0, 1]",
         ),
-        aspect_ratio=key((0.3, 3.3), "least and largest height / width of a rectangle", items=float, lengths=(2,)),
+        aspect_ratio=key(
+            (0.3, 3.3),
+            "least and largest height / width of a rectangle",
+            items=float,
+            lengths=(2,),
+            within="(0, inf)",
+        ),
     ),
 )

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from linnaeus_jax.config.keys import Section, key, unset
 
+#: blocks of a stage; widths of layers and numbers of heads: larger models fit no device
+BLOCKS, WIDTH, WIDTH_OR_NONE = "[1, 1000]", "[1, 65536]", "[0, 65536]"
+_NUM_HEADS = key((), "attention heads of the two transformer stages; empty: the variant's", items=int, within=WIDTH)
+_MLP_RATIO = key(
+    (4.0,),
+    "width of the MLP relative to the stage's: one number, or one per stage",
+    items=float,
+    lengths=(1, 2),
+    within="(0, 64]",
+)
+
 MODEL = dict(
     type=key("mFormerV1", "model family", choices="linnaeus_jax.models.family:MODELS", refused_elsewhere=True),
     variant=key("sm", "size of the family; the keys below override it where they are set"),
     drop_rate=key(
-        (), "dropout of the transformer stages: one number, or one per stage; empty: the variant's", items=float
+        (),
+        "dropout of the transformer stages: one number, or one per stage; empty: the variant's",
+        items=float,
+        within="[0, 1)",
     ),
     attn_drop_rate=key(
-        (), "dropout of attention weights: one number, or one per stage; empty: the variant's", items=float
+        (),
+        "dropout of attention weights: one number, or one per stage; empty: the variant's",
+        items=float,
+        within="[0, 1)",
     ),
     attn_drop_kind=key(
         "weights",
@@ -20,7 +37,9 @@ MODEL = dict(
         choices="linnaeus_jax.models.transformer:ATTN_DROP_KINDS",
         refused_elsewhere=True,
     ),
-    drop_path_rate=unset(float, "largest rate of stochastic depth, reached at the last block; None: the variant's"),
+    drop_path_rate=unset(
+        float, "largest rate of stochastic depth, reached at the last block; None: the variant's", within="[0, 1)"
+    ),
     label_smoothing=key(
         0.1, "probability spread over the other classes by the loss LabelSmoothingCrossEntropy", within="[0, 1)"
     ),
@@ -41,21 +60,20 @@ MODEL = dict(
     ),
     # ---- mFormerV1, the first section also of ConvNeXt
     convnext_stages=dict(
-        depths=key((), "blocks of the two ConvNeXt stages, of ConvNeXt of all; empty: the variant's", items=int),
-        dims=key((), "widths of all stages; empty: the variant's", items=int),
-        layer_scale_init_value=key(1e-6, "initial scale of each block's branch; 0: no such parameter"),
+        depths=key(
+            (), "blocks of the two ConvNeXt stages, of ConvNeXt of all; empty: the variant's", items=int, within=BLOCKS
+        ),
+        dims=key((), "widths of all stages; empty: the variant's", items=int, within=WIDTH),
+        layer_scale_init_value=key(
+            1e-6, "initial scale of each block's branch; 0: no such parameter", within="[0, inf)"
+        ),
     ),
     rope_stages=dict(
-        depths=key((), "blocks of the two transformer stages; empty: the variant's", items=int),
-        num_heads=key((), "attention heads of the two transformer stages; empty: the variant's", items=int),
-        mlp_ratio=key(
-            (4.0,),
-            "width of the MLP relative to the stage's: one number, or one per stage",
-            items=float,
-            lengths=(1, 2),
-        ),
+        depths=key((), "blocks of the two transformer stages; empty: the variant's", items=int, within=BLOCKS),
+        num_heads=_NUM_HEADS,
+        mlp_ratio=_MLP_RATIO,
         rope_mixed=key(True, "learned rotary frequencies for each head; False: fixed ones along the two axes"),
-        rope_theta=key(10000.0, "base of the rotary frequencies"),
+        rope_theta=key(10000.0, "base of the rotary frequencies", within="(0, inf)"),
         rope_mode=key(
             "rotary",
             "rotary turns each pair of features by its angle; cos_only multiplies by the cosine, as some weights need",
@@ -71,23 +89,20 @@ MODEL = dict(
     ),
     # ---- mFormerV0
     conv_stages=dict(
-        embed_dims=key((), "width of the stem (first number; others have no effect); empty: the variant's", items=int),
-        out_channels=key((), "widths of the two MBConv stages; empty: the variant's", items=int),
-        depths=key((), "blocks of the two MBConv stages; empty: the variant's", items=int),
+        embed_dims=key(
+            (), "width of the stem (first number; others have no effect); empty: the variant's", items=int, within=WIDTH
+        ),
+        out_channels=key((), "widths of the two MBConv stages; empty: the variant's", items=int, within=WIDTH),
+        depths=key((), "blocks of the two MBConv stages; empty: the variant's", items=int, within=BLOCKS),
         stride_seqs=key(
             (), "stride of each block, one tuple per MBConv stage; empty: the very first block halves", items=tuple
         ),
     ),
     attention_stages=dict(
-        dims=key((), "widths of the two transformer stages; empty: the variant's", items=int),
-        depths=key((), "blocks of the two transformer stages; empty: the variant's", items=int),
-        num_heads=key((), "attention heads of the two transformer stages; empty: the variant's", items=int),
-        mlp_ratio=key(
-            (4.0,),
-            "width of the MLP relative to the stage's: one number, or one per stage",
-            items=float,
-            lengths=(1, 2),
-        ),
+        dims=key((), "widths of the two transformer stages; empty: the variant's", items=int, within=WIDTH),
+        depths=key((), "blocks of the two transformer stages; empty: the variant's", items=int, within=BLOCKS),
+        num_heads=_NUM_HEADS,
+        mlp_ratio=_MLP_RATIO,
         stride_seqs=key(
             (), "stride of each block, one tuple per stage; empty: the first block of each stage halves", items=tuple
         ),
@@ -104,34 +119,47 @@ MODEL = dict(
             int,
             "side in pixels of the pictures that SAME padding is computed for; 0: that of the data; "
             "None: the variant's",
+            within="[0, 4096]",
         ),
         padding=unset(
             str,
             "same: TensorFlow's padding; symmetric: as much on all sides, as in weights made with PyTorch; None: same",
         ),
-        norm_eps=unset(float, "epsilon of the norms; None: 1e-3 with same, 1e-5 with symmetric padding"),
+        norm_eps=unset(
+            float, "epsilon of the norms; None: 1e-3 with same, 1e-5 with symmetric padding", within="(0, 1]"
+        ),
     ),
     # ---- ViT; published weights say what they need
     vit=dict(
-        patch_size=unset(int, "side of a patch in pixels; None: the variant's"),
-        dim=unset(int, "width of the tokens; None: the variant's"),
-        depth=unset(int, "blocks; None: the variant's"),
-        num_heads=unset(int, "attention heads of each block; None: the variant's"),
-        hidden=unset(int, "width of the MLPs, with swiglu of each of its two halves; None: the variant's"),
+        patch_size=unset(int, "side of a patch in pixels; None: the variant's", within="[1, 4096]"),
+        dim=unset(int, "width of the tokens; None: the variant's", within=WIDTH),
+        depth=unset(int, "blocks; None: the variant's", within=BLOCKS),
+        num_heads=unset(int, "attention heads of each block; None: the variant's", within=WIDTH),
+        hidden=unset(
+            int, "width of the MLPs, with swiglu of each of its two halves; None: the variant's", within=WIDTH
+        ),
         activation=unset(str, "of the MLPs: gelu, gelu_tanh, quick_gelu or swiglu; None: the variant's"),
-        layer_scale=unset(float, "initial scale of each block's branches; 0: no such parameters; None: the variant's"),
-        epsilon=unset(float, "of the norms; None: the variant's"),
+        layer_scale=unset(
+            float,
+            "initial scale of each block's branches; 0: no such parameters; None: the variant's",
+            within="[0, inf)",
+        ),
+        epsilon=unset(float, "of the norms; None: the variant's", within="(0, 1]"),
         qkv_bias=unset(bool, "queries, keys and values have a bias; None: the variant's"),
         patch_bias=unset(bool, "patches have a bias; None: the variant's"),
         class_token=unset(bool, "there is a class token; None: the variant's"),
-        registers=unset(int, "tokens beside the class token that nothing is read from; None: the variant's"),
+        registers=unset(
+            int, "tokens beside the class token that nothing is read from; None: the variant's", within="[0, 4096]"
+        ),
         positions=unset(
             str,
             "how the learned table of positions is resized for other pictures: antialias, bicubic, or "
             "offset, which is bicubic with another step; empty: there is none; None: the variant's",
         ),
         placed_tokens=unset(
-            int, "of class token and registers, how many have an entry in that table; None: the variant's"
+            int,
+            "of class token and registers, how many have an entry in that table; None: the variant's",
+            within="[0, 4097]",
         ),
         rope=unset(
             str,
@@ -139,7 +167,9 @@ MODEL = dict(
             "None: the variant's",
         ),
         rope_grid=unset(
-            int, "side in patches of the grid that rope=grid stretches over every picture; None: the variant's"
+            int,
+            "side in patches of the grid that rope=grid stretches over every picture; None: the variant's",
+            within="[1, 4096]",
         ),
         sub_norm=unset(
             str,
@@ -152,7 +182,11 @@ MODEL = dict(
             "pooling by attention; None: the variant's",
         ),
         norm=unset(str, "the last norm: of tokens before pooling, of features after it, or none; None: the variant's"),
-        projection=unset(int, "width of a linear map of the features without bias; 0: none; None: the variant's"),
+        projection=unset(
+            int,
+            "width of a linear map of the features without bias; 0: none; None: the variant's",
+            within=WIDTH_OR_NONE,
+        ),
     ),
     # ---- Joined
     trunks=key(
@@ -169,10 +203,12 @@ MODEL = dict(
         ),
         act=key("gelu", "activation: gelu, gelu_tanh or silu"),
         kernel_sizes=key((), "sides of the depthwise kernels: one number, or one per stage; empty: 7"),
-        norm_eps=key(1e-6, "epsilon of the norms"),
-        head_norm_eps=unset(float, "that of the last norm; None: norm_eps"),
+        norm_eps=key(1e-6, "epsilon of the norms", within="(0, 1]"),
+        head_norm_eps=unset(float, "that of the last norm; None: norm_eps", within="(0, 1]"),
         head_norm_first=key(False, "the last norm acts before the mean over the picture, not after it"),
-        head_hidden_size=key(0, "features of a layer with GELU after the last norm; 0: no such layer"),
+        head_hidden_size=key(
+            0, "features of a layer with GELU after the last norm; 0: no such layer", within=WIDTH_OR_NONE
+        ),
     ),
     # ---- heads and how they are computed
     classification=dict(
@@ -253,7 +289,7 @@ HEAD_OPTIONS: dict[str, Section] = {
             choices="linnaeus_jax.models.heads:ROUTING_STRATEGIES",
             refused_elsewhere=True,
         ),
-        temperature=key(1.0, "divides the logits of the coarser rank"),
+        temperature=key(1.0, "divides the logits of the coarser rank", within="(0, inf)"),
         orphan_prior=_ORPHAN_PRIOR,
     ),
     "HierarchicalSoftmax": dict(use_bias=_USE_BIAS, orphan_prior=_ORPHAN_PRIOR),

@@ -175,8 +175,10 @@ OPTIMIZER = dict(
         enabled=key(False, "use the parameter groups; a parameter is of the first group whose filter selects it"),
         default=dict(
             optimizer=key("", "optimizer of the parameters of no other group; empty: optimizer.name"),
-            weight_decay=unset(float, "weight decay of these parameters; None: optimizer.weight_decay"),
-            lr_multiplier=key(1.0, "factor of the learning rate of these parameters"),
+            weight_decay=unset(
+                float, "weight decay of these parameters; None: optimizer.weight_decay", within="[0, inf)"
+            ),
+            lr_multiplier=key(1.0, "factor of the learning rate of these parameters", within="[0, inf)"),
         ),
     ),
 )
