@@ -46,7 +46,7 @@ def measured(bundle: str, pictures: list[Path]) -> dict[str, Any]:
 
     def answered() -> None:
         parts = predict_files(many, jobs, many.answers.options())
-        assert sum(len(part.read) for part in parts) == len(jobs)
+        assert sum(len(part.names) for part in parts) == len(jobs)
 
     list(predict_files(many, jobs[:MANY], many.answers.options()))
     seconds, cpu = timed(answered)

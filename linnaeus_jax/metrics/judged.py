@@ -161,7 +161,7 @@ def hierarchical_risk_coverage(
 def haurc(judged: Judged, below: Sequence[NDArray[np.integer]], first: int) -> float:
     """Area under `hierarchical_risk_coverage`; NaN where no row has a label at all of its ranks, the finest among them,
     or with one class."""
-    ranks = np.asarray(judged.known.any(axis=0))
+    ranks: NDArray[np.bool_] = np.atleast_1d(judged.known.any(axis=0))
     if len(below[0]) - first < 2 or not ranks[0] or not judged.known[:, ranks].all(axis=1).any():
         return float("nan")
     coverage, risk = hierarchical_risk_coverage(judged, below, first)

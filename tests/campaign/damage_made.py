@@ -180,6 +180,7 @@ def _write_data(directory: Path) -> None:
             split=None,
             provenance={},
             images={},
+            checksums={},
         )
     write_labels(labels, content)
 

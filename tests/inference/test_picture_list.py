@@ -131,7 +131,7 @@ def test_thumbnails_of_systems_are_answered_only_where_they_are_named(folder):
     for name in (thumbnail, "photos/#recycle/e.jpg"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).touch()
-    everything, said = names("photos"), []
+    everything, said = names("photos"), list[str]()
     assert not any("@" in name or "#" in name for name in everything)
     listed = list_pictures(["photos/**/*.*", "photos/*"], say=said.append)
     assert {picture.name for picture in listed} == {*everything, "photos/notes.txt"}

@@ -438,7 +438,7 @@ def test_missing_metadata_are_zeros(small, evaluate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("small", MODELS, indirect=True)  # SmallNet has no tokens
+@pytest.mark.parametrize("small", list(MODELS), indirect=True)  # SmallNet has no tokens
 def test_a_masked_token_has_no_influence(small):
     model = small.model.clone(missing_metadata="mask")
     apply = compiled(small, lambda *inputs: model.apply(*inputs[:-1], meta_valid_BK=inputs[-1]))

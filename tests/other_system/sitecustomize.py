@@ -182,7 +182,7 @@ def _take_away() -> None:
     tempfile._bin_openflags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # type: ignore[attr-defined]
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     multiprocessing.set_start_method("spawn")
-    multiprocessing.popen_fork.Popen.kill = lambda self: self._send_signal(9)  # type: ignore[method-assign]
+    multiprocessing.popen_fork.Popen.kill = lambda self: self._send_signal(9)  # type: ignore[attr-defined,method-assign]
     subprocess.Popen.kill = lambda self: self.send_signal(9)  # type: ignore[method-assign]
     subprocess.Popen.__init__ = _started  # type: ignore[method-assign]
     ctypes.CDLL.__init__ = _loaded  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,7 +257,7 @@ def test_two_starts_at_once_are_both_right_or_one_is_refused_with_one_line(tmp_p
         assert sum(words in line for line in each.error.splitlines()) == 1
     for name in {name for name, each in zip(names, ended) if each.status == 0}:
         assert load(tmp_path / name).state.step > 0
-    files = sorted((shared or tmp_path / "run" / "stored").glob("*.bin"))
+    files = sorted(Path(shared or tmp_path / "run" / "stored").glob("*.bin"))
     assert [file.name[:3] for file in files] == ["tra", "val"]
     again = forks.call(
         forks.MAIN,

@@ -174,4 +174,4 @@ def test_torch_reads_the_export(tmp_path):
     norm = torch.nn.BatchNorm2d(4)
     prefix = "bn1."
     norm.load_state_dict({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}, strict=True)
-    assert int(norm.num_batches_tracked) == 0
+    assert norm.num_batches_tracked == 0
