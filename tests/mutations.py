@@ -112,7 +112,7 @@ FAULTS = [
         "learning/smoothing.py",
         "tests/learning/test_smoothing.py",
         ("np.exp(-2.0 * beta * np.arange(1, depth + 1))", "np.exp(-beta * np.arange(1, depth + 1))"),
-        ("(column >= 0)[:, None]] = 2.0 * (k + 1)", "(column >= 0)[:, None]] = 2.0 * k"),
+        ("distance[near] = 2.0 * (k + 1)", "distance[near] = 2.0 * k"),
     ),
     *faults(
         "learning/gradnorm.py",

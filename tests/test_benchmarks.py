@@ -40,7 +40,7 @@ from tests.step import toy
 PROGRAMS = sorted(
     path.stem
     for path in Path(common.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels")
+    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels", "inference_worker", "predicting_costs")
 )
 SMALL = step_common.Case("mFormerV1-tiny", 32, 8, False)
 
