@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
@@ -39,6 +40,19 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def signals(*names: str) -> tuple[signal.Signals, ...]:
     """The signals of these names that the system has."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes that are started here do not get Ctrl-C, which reaches this one and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def usable_cores() -> int:

@@ -37,11 +37,12 @@ from linnaeus_jax.reporting import page
 from tests.inference.conftest import small_bundle
 from tests.step import toy
 
-PROGRAMS = sorted(
-    path.stem
-    for path in Path(common.__file__).parent.glob("*.py")
-    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels", "inference_worker", "predicting_costs")
-)
+#: modules that programs use, and parts of programs
+PARTS = {
+    *("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels"),
+    *("inference_worker", "predicting_costs"),
+}
+PROGRAMS = sorted(path.stem for path in Path(common.__file__).parent.glob("*.py") if path.stem not in PARTS)
 SMALL = step_common.Case("mFormerV1-tiny", 32, 8, False)
 
 

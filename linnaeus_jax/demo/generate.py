@@ -13,7 +13,6 @@ import hashlib
 import math
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
 from linnaeus_jax.files import json_text, replaced_file
+from linnaeus_jax.system import interrupts_held
 
 VERSION = 2  # raise when the same seed gives other bytes
 COMPONENTS = ("TEMPORAL", "SPATIAL", "ELEVATION")
@@ -311,26 +311,13 @@ def _draw_images(
             context = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(processes, context)
             stack.callback(pool.shutdown, cancel_futures=True)
-            with _interrupts_held():
+            with interrupts_held():
                 drawn = pool.map(_draw_rows, drawing)
         for (_, _, start, _), pictures in zip(drawing, drawn, strict=True):
             images[start : start + CHUNK] = pictures
             if progress is not None:
                 progress(start + len(pictures), rows)
     return images
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes that are started here do not get Ctrl-C, which reaches this one and ends them."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _draw_rows(drawing: tuple[int, int, int, NDArray[Any]]) -> NDArray[np.uint8]:

@@ -27,7 +27,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
-from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LARGEST_VALUE, LEAST_DEVIATION
+from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LEAST_DEVIATION
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.bundle.taxonomy_files import read_json, taxonomy_of
 from linnaeus_jax.migration import INFERENCE_CONFIG
@@ -150,7 +150,7 @@ def _preprocessing(about: Mapping[str, Any]) -> Preprocessing:
         raise ValueError(f"input_preprocessing.image_interpolation is {interpolation!r}; one of {choices} is needed")
     statistics = {key: tuple(float(value) for value in about.get(key, IMAGENET[key])) for key in IMAGENET}
     for key, values in statistics.items():
-        most = all(abs(value) <= LARGEST_VALUE for value in values)  # NaN is not
+        most = all(0 <= value <= 1 for value in values)  # NaN is not
         if len(values) != 3 or not most or (key == "image_std" and min(values) < LEAST_DEVIATION):
             raise ValueError(f"input_preprocessing.{key} is {list(values)}; three numbers are needed, std above 0")
     mean, std = statistics.values()

@@ -35,18 +35,13 @@ def values_at(schedules: Mapping[str, optax.Schedule], step: jax.Array) -> dict[
 
 
 def on_host(schedules: Mapping[str, optax.Schedule]) -> Callable[[Any], dict[str, np.ndarray]]:
-    """A function of one step or an array of steps that computes `values_at`, compiled for the CPU, as NumPy arrays.
-
-    Step by step, as an update does: XLA rounds a division of many numbers otherwise than of one.
-    """
-    compiled = jax.jit(lambda steps: jax.lax.map(lambda step: values_at(schedules, step), steps))
+    """A function of one step or an array of steps that computes `values_at`, compiled for the CPU, as NumPy arrays."""
+    compiled = jax.jit(lambda step: values_at(schedules, step))
 
     def evaluate(steps: Any) -> dict[str, np.ndarray]:
-        steps = np.asarray(steps, np.int32)
         with on_cpu():
-            found = jax.device_get(compiled(steps.reshape(-1)))
-        # a compiled function returns names in alphabetical order
-        return {name: found[name].reshape(steps.shape) for name in schedules}
+            found = jax.device_get(compiled(np.asarray(steps, np.int32)))
+        return {name: found[name] for name in schedules}  # a compiled function returns names in alphabetical order
 
     return evaluate
 

@@ -11,6 +11,7 @@ more or less. What a device holds besides (batches that wait, a validation) is f
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,10 @@ from linnaeus_jax.step.process import set_up_jax
 
 
 def _fractions(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+    found = tuple(float(part) for part in text.split(","))
+    if not all(0 < fraction <= 1 for fraction in found):
+        raise argparse.ArgumentTypeError(f"{text} must be shares above 0, at most 1")
+    return found
 
 
 @tools.command()

@@ -284,10 +284,10 @@ def test_no_malformed_pictures_end_in_a_crash(clean, bare, tmp_path, kind):
 
 
 def test_one_function_opens_every_file():
-    """All other calls of h5py.File write a new one."""
+    """All other calls of h5py.File write a new one, or go on with it."""
     package = Path(hdf5.__file__).parents[1]
     for path in package.rglob("*.py"):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if "h5py.File(" in text else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "h5py.File" and path.name != "hdf5.py":
-                assert ast.unparse(node.args[1]) == "'w'", f"{path}: line {node.lineno}"
+                assert ast.unparse(node.args[1]) in ("'w'", "'r+'"), f"{path}: line {node.lineno}"

@@ -103,7 +103,7 @@ def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path
     ("count", "processes", "threads"), [(1, 0, 1), (16, 0, 16), (192, 0, 32), (16, 4, 4), (2, 4, 1)]
 )
 def test_decoding_threads_follow_the_cores(monkeypatch, count, processes, threads):
-    monkeypatch.setattr(loader_module, "cores", lambda: count)
+    monkeypatch.setattr(loader_module, "usable_cores", lambda: count)
     data = typed(get_config()).data.replaced({"worker_processes": processes})
     assert ReadSettings.from_config(data).io_threads == threads
     assert ReadSettings.from_config(data.replaced({"prefetch.num_io_threads": 5})).io_threads == 5

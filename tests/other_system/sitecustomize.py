@@ -31,7 +31,7 @@ MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop")
 NAMES = {
     "os": "fork forkpty posix_fadvise preadv pread pwritev pwrite sched_getaffinity sched_setaffinity "
     "sched_getscheduler sched_setscheduler sched_param SCHED_BATCH SCHED_OTHER register_at_fork getuid "
-    "geteuid getgid getegid setpgid getpgid killpg setsid nice getloadavg sysconf mkfifo "
+    "geteuid getgid getegid setpgid getpgid killpg setsid nice getloadavg mkfifo "
     "fchmod fchown chown sync set_blocking get_blocking memfd_create O_DIRECTORY O_NOFOLLOW O_CLOEXEC "
     "O_NONBLOCK O_SYNC O_DSYNC O_TMPFILE O_NOATIME",
     "signal": "SIGUSR1 SIGUSR2 SIGHUP SIGALRM SIGKILL SIGSTOP SIGCONT SIGQUIT SIGBUS SIGPIPE alarm setitimer getitimer "

@@ -13,8 +13,8 @@ from linnaeus_jax.data.preprocessing import INTERPOLATIONS, LEAST_CROP, RESIZE_M
 
 #: sides of a picture, in pixels
 LARGEST_SIDE = 4096
-#: mean and deviation of values from 0 to 1, with room
-LARGEST_VALUE, LEAST_DEVIATION = 1e3, 1e-6
+#: of values from 0 to 1, as `aug.std` has it
+LEAST_DEVIATION = 1e-6
 #: numbers within the settings of a model; its family knows more
 LARGEST_SETTING = 1e9
 #: how deep objects and lists may lie within each other
@@ -87,10 +87,10 @@ _FIELDS: dict[str, tuple[str, Check]] = {
         lambda value: _is_number(value) and LEAST_CROP <= value <= 1,
     ),
     "image.reduced_decode": ("true or false", _is_flag),
-    "image.mean": ("three numbers", _list_of(lambda value: _is_number(value) and abs(value) <= LARGEST_VALUE, 3)),
+    "image.mean": ("three numbers from 0 to 1", _list_of(lambda value: _is_number(value) and 0 <= value <= 1, 3)),
     "image.std": (
-        "three numbers above 0, as of values from 0 to 1",
-        _list_of(lambda value: _is_number(value) and LEAST_DEVIATION <= value <= LARGEST_VALUE, 3),
+        "three numbers above 0, at most 1",
+        _list_of(lambda value: _is_number(value) and LEAST_DEVIATION <= value <= 1, 3),
     ),
     "metadata": ("a list of objects with name and columns", _list_of(_is_object)),
     "date_is_midnight": ("true or false", _is_flag),
