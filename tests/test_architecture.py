@@ -53,7 +53,7 @@ SUBPACKAGES: dict[str, set[str]] = {
         "inference": "backend compat config data files learning metrics models reading registry reporting run step "
         "system taxonomy weights",
         "migration": "config data inference models reading registry taxonomy weights",
-        "demo": "data files",
+        "demo": "data files system",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models "
         "reading registry reporting run schedules step system taxonomy weights",
         "main": "config run",

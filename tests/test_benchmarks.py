@@ -36,17 +36,12 @@ from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.reporting import page
 from tests.inference.conftest import small_bundle
 from tests.step import toy
+from tests.test_entry_points import BENCHMARKS
 
-#: modules that programs use, and parts of programs
-PARTS = {
-    *("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels"),
-    *("inference_worker", "predicting_costs"),
-}
-PROGRAMS = sorted(path.stem for path in Path(common.__file__).parent.glob("*.py") if path.stem not in PARTS)
 SMALL = step_common.Case("mFormerV1-tiny", 32, 8, False)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])

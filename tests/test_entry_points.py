@@ -12,11 +12,12 @@ from tests.campaign.case import Ended
 from tests.forks import MAIN, TOOLS, call
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = sorted(
-    path.stem
-    for path in (ROOT / "benchmarks").glob("*.py")
-    if path.stem not in ("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels")
-)
+#: modules that programs use, and parts of programs
+PARTS = {
+    *("__init__", "common", "step_common", "other_commit", "compiled_traffic", "gpu_kernels"),
+    *("inference_worker", "predicting_costs"),
+}
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in PARTS)
 PROGRAMS = [MAIN, *TOOLS, *(f"benchmarks.{b}" for b in BENCHMARKS)]
 
 
