@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -234,7 +235,6 @@ def test_layer_decay_factors():
 def test_all_errors_at_once(fixtures):
     _, parameters = load(fixtures)
     section = settings(
-        name="adamx",
         betas=(0.9, 0.999),
         layer_decay=0.5,
         groups={
@@ -245,7 +245,7 @@ def test_all_errors_at_once(fixtures):
         },
     )
     with pytest.raises(ValueError) as caught:
-        build_optimizer(section, parameters)
+        build_optimizer(dataclasses.replace(section, name="adamx"), parameters)
     text = str(caught.value)
     for part in (
         "optimizer.name = 'adamx' is unknown",
