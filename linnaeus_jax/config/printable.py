@@ -39,5 +39,5 @@ def print_readably() -> None:
     """From here on no character that this process prints is an error; once, where a program begins."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(ValueError):  # closed
+            with contextlib.suppress(ValueError, OSError):  # closed, or a pipe where a file was opened
                 stream.reconfigure(errors=READABLE)

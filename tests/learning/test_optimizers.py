@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
@@ -25,14 +24,14 @@ def golden(fixtures):
 def settings(**values):
     config = defaults.get_config().unlock()
     section = config.optimizer
-    groups = values.pop("groups", None)
+    groups, optimizer = values.pop("groups", None), values.pop("name", section.name)
     section.update(values)
     if groups is not None:
         section.parameter_groups.enabled = True
         for name, given in groups.items():
             section.parameter_groups[name] = open_nodes.entry("optimizer.parameter_groups")
             section.parameter_groups[name].update(given)
-    return typed(config).optimizer
+    return typed(config).replaced({"optimizer.name": optimizer}).optimizer
 
 
 def by_name(*patterns, match_type="contains"):
@@ -235,6 +234,7 @@ def test_layer_decay_factors():
 def test_all_errors_at_once(fixtures):
     _, parameters = load(fixtures)
     section = settings(
+        name="adamx",
         betas=(0.9, 0.999),
         layer_decay=0.5,
         groups={
@@ -245,7 +245,7 @@ def test_all_errors_at_once(fixtures):
         },
     )
     with pytest.raises(ValueError) as caught:
-        build_optimizer(dataclasses.replace(section, name="adamx"), parameters)
+        build_optimizer(section, parameters)
     text = str(caught.value)
     for part in (
         "optimizer.name = 'adamx' is unknown",
