@@ -110,10 +110,12 @@ def test_a_loop_over_images_agrees_with_the_whole_batch(settings, options, monke
         compiled = jax.jit(lambda x, r, k: augment(x, r, k, settings)).lower(IMAGE, ROW, KEY)
         assert ("stablehlo.while" in compiled.as_text()) or not loop
         results.append(np.asarray(compiled.compile(options)(IMAGE, ROW, KEY)))
-    # where the sum of a blur lies between two grey levels, its last bit decides; newer XLA rounds otherwise
-    other = np.abs(results[0] - results[1]) > 1e-5
-    assert other.sum() <= (1e-4 * other.size if settings.policy == "hybrid_v0" else 0)
-    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1 / 255 + 1e-5)
+    tolerance = 1e-5
+    if settings.policy == "hybrid_v0" and not LIKE_USERS:
+        # jaxlib after 0.10 rounds the sum of a blur otherwise, whose last bit decides between two grey levels
+        assert (np.abs(results[0] - results[1]) > tolerance).mean() < 1e-4
+        tolerance += 1 / 255
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=tolerance)
 
 
 def test_flips_are_exact_and_at_their_rates():
