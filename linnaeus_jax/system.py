@@ -44,15 +44,24 @@ def signals(*names: str) -> tuple[signal.Signals, ...]:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Processes that are started here do not get Ctrl-C, which reaches this one and ends them."""
-    if not hasattr(signal, "pthread_sigmask"):
+    """Ctrl-C waits for the end of this block; processes that are started in it do not get it, as this one ends them.
+
+    In the main thread, since Python answers signals there, whichever thread they reach; elsewhere it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    arrived: list[int] = []
+    answer = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, answer)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)
 
 
 def usable_cores() -> int:

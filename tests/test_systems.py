@@ -238,3 +238,28 @@ def test_from_folders_to_answers(tmp_path):
         request = urllib.request.Request(f"{address}predict", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["predictions"]
+
+
+HELD = """
+import multiprocessing, os, signal, threading, time
+from concurrent.futures import ProcessPoolExecutor
+from linnaeus_jax.system import interrupts_held
+if __name__ == "__main__":
+    threading.Thread(target=time.sleep, args=(2,), daemon=True).start()  # the signal reaches it
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        try:
+            with interrupts_held():
+                os.kill(os.getpid(), signal.SIGINT)
+                masks = pool.map(signal.pthread_sigmask, [signal.SIG_BLOCK] * 4, [()] * 4)
+                print([signal.SIGINT in mask for mask in masks])
+        except KeyboardInterrupt:
+            print("interrupted", signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+@pytest.mark.needs("linux")
+def test_ctrl_c_waits_until_processes_are_started_and_does_not_reach_them(tmp_path):
+    """Whichever thread it reaches."""
+    (tmp_path / "held.py").write_text(HELD)
+    done = subprocess.run([sys.executable, tmp_path / "held.py"], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[True, True, True, True]\ninterrupted set()\n"

@@ -119,7 +119,7 @@ def with_moment_counts(model_state: Any, stored: Mapping[str, Any] | None = None
     return {**model_state, MOMENT_COUNTS: counts} if counts else model_state
 
 
-def stored_moment_counts(model_state: Any) -> dict[str, Any]:
-    """Fetched counts of batches by name."""
-    leaves = jax.tree_util.tree_leaves_with_path(model_state.get(MOMENT_COUNTS, {}))
+def stored_moment_counts(counts: Any) -> dict[str, Any]:
+    """The collection `MOMENT_COUNTS`, fetched, as counts of batches by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(counts)
     return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}

@@ -21,6 +21,8 @@ from linnaeus_jax.models import initial
 from linnaeus_jax.models.family import ModelFamily
 
 Path = tuple[str, ...]
+#: of what is stored of a picture, as in `data/stored_inputs.py`
+STORED_DTYPE = jnp.float16
 
 
 class ParameterInfo(NamedTuple):
@@ -121,10 +123,10 @@ def _traced(model: ModelFamily) -> tuple[initial.TracedInit, dict[Path, str]]:
 
 
 def entered(model: ModelFamily, block: int) -> jax.ShapeDtypeStruct:
-    """What is stored of a picture that enters a block, float16 [1, ...]; see `ModelFamily.enter`."""
+    """What is stored of a picture that enters a block, `STORED_DTYPE` [1, ...]; see `ModelFamily.enter`."""
     image = jnp.zeros((1, *model.img_size, 3))
     made = jax.eval_shape(lambda v: model.apply(v, image, block, method="enter"), abstract_variables(model))
-    return jax.ShapeDtypeStruct(made.shape, jnp.float16)
+    return jax.ShapeDtypeStruct(made.shape, STORED_DTYPE)
 
 
 def trained_from(model: ModelFamily, block: int) -> frozenset[str]:

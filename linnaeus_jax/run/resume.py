@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from linnaeus_jax import versions
 from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
-from linnaeus_jax.models.batch_norm import stored_moment_counts
+from linnaeus_jax.models.batch_norm import MOMENT_COUNTS, stored_moment_counts
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
@@ -54,13 +54,14 @@ def save(experiment: Experiment, checkpoints: Checkpoints, host: HostState, stat
 
 def checkpoint_meta(experiment: Experiment, host: HostState, state: TrainState, *, at_end: bool) -> dict[str, Any]:
     """What a checkpoint holds beside the arrays, as JSON types."""
+    counts = state.model_state.get(MOMENT_COUNTS)
     return {
         "host": host.to_json(),
         "at_boundary": at_end,
         "identity": experiment.identity,
         "plan": plan_identity(experiment.inputs.plans, host.progress.current_epoch),
         "interval": None if at_end else fetch(state.interval).to_json(),  # empty at the end of an epoch
-        "moment_counts": stored_moment_counts(fetch(state.model_state)),
+        "moment_counts": stored_moment_counts(fetch(counts)) if counts else {},
         "loader": {"next_index": host.progress.global_step},
         "config": experiment.saved,
         "schedule": experiment.resolved.to_dict(),

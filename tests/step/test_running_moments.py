@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.models.batch_norm import MANY_BATCHES, stored_moment_counts, with_moment_counts
+from linnaeus_jax.models.batch_norm import MANY_BATCHES, MOMENT_COUNTS, stored_moment_counts, with_moment_counts
 from linnaeus_jax.models.layers import BatchNorm2d
 from linnaeus_jax.registry import MODELS
 from tests.step import toy
@@ -96,7 +96,7 @@ def test_layers_that_a_scan_stacks_are_counted_apart():
     mean = np.asarray(after["batch_stats"]["norm"]["running_mean"])
     np.testing.assert_allclose(mean[0], x.mean((0, 1, 2)), rtol=1e-5)
     np.testing.assert_allclose(mean[1], [0.5 * (1 - MOMENTUM), 0.0, 0.0], atol=1e-6)
-    stored = stored_moment_counts(after)
+    stored = stored_moment_counts(after[MOMENT_COUNTS])
     assert list(stored.values()) == [[1, MANY_BATCHES + 1]]
     again = with_moment_counts({"batch_stats": after["batch_stats"]}, stored)
     jax.tree.map(np.testing.assert_array_equal, again, after)
@@ -119,7 +119,7 @@ def test_updates_of_several_micro_batches_are_averaged_and_skipped_ones_are_not(
     found = jax.device_get(after.model_state["batch_stats"]["norm"])
     np.testing.assert_allclose(found["running_mean"], averaged([x.mean(0) for x in batches]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["running_var"], averaged([x.var(0, ddof=1) for x in batches]), rtol=1e-4)
-    assert stored_moment_counts(jax.device_get(after.model_state)) == {"['norm']['batches']": 4}
+    assert stored_moment_counts(jax.device_get(after.model_state[MOMENT_COUNTS])) == {"['norm']['batches']": 4}
     assert "moment_counts" not in after.arrays.model_state
 
     start = initial_state(program, placement.replicated)
