@@ -179,6 +179,8 @@ def _take_away() -> None:
     for module, names in NAMES.items():
         for name in names.split():
             vars(sys.modules[module]).pop(name, None)
+    if hasattr(os, "process_cpu_count"):  # of Python 3.13, which asks for what was taken away where it was there
+        os.process_cpu_count = os.cpu_count
     tempfile._bin_openflags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # type: ignore[attr-defined]
     shutil._use_fd_functions = False  # type: ignore[attr-defined]
     multiprocessing.set_start_method("spawn")
