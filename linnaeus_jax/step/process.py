@@ -205,8 +205,12 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def set_up_inference() -> str:
-    """Process-wide settings of a program that runs a trained model over rows, before it reads one; returns a line that
-    says where compiled programs are kept. `linnaeus_jax.load` leaves the process of others as it is unless asked."""
+    """Process-wide settings of a program that runs a trained model over rows; returns a line that says where compiled
+    programs are kept. `linnaeus_jax.load` leaves the process of others as it is unless asked.
+
+    Called before libraries that start threads are imported (polars, orbax): each thread has a heap of its own by then,
+    and what is computed in one of those is given back, whatever the settings.
+    """
     keep_freed_memory(LARGEST_KEPT)
     return use_compilation_cache()
 

@@ -43,13 +43,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--taxonomy", type=Path, metavar="TABLE", help="coarser ranks of its species or genera")
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     options = parser.parse_args(argv)
+    from linnaeus_jax.step.process import set_up_inference
+
+    set_up_inference()
     from linnaeus_jax.inference.bundle.bundle import bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
     from linnaeus_jax.inference.paths import NOT_FINITE
     from linnaeus_jax.inference.quality.card import summary, write_card
     from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows
     from linnaeus_jax.reporting.logs import console, setup_logging
-    from linnaeus_jax.step.process import set_up_inference
     from linnaeus_jax.weights.hub_settings import hub_settings
     from linnaeus_jax.weights.locating import FETCHED, scheme_of
 
@@ -67,7 +69,6 @@ def main(argv: Sequence[str]) -> int:
     if options.taxonomy and not published:
         raise UserError(f"--taxonomy {options.taxonomy} is for --from-weights: a run has its ranks already")
     check_out(options.out, force=options.force)
-    set_up_inference()
     if published:
         from linnaeus_jax.inference.bundle.from_weights import bundle_from_weights
 

@@ -77,7 +77,6 @@ def of_bundle(options: argparse.Namespace) -> int:
     from linnaeus_jax.inference.quality.evaluating import Pictures, evaluate_labelled, read_labelled
     from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
     from linnaeus_jax.reporting.logs import console
-    from linnaeus_jax.step.process import set_up_inference
 
     for name in ("phases", "predictions", "logits"):
         if getattr(options, name):
@@ -86,7 +85,6 @@ def of_bundle(options: argparse.Namespace) -> int:
         raise UserError("give the records to evaluate on: --labels FILE.h5 and --images FILE.h5 or a folder")
     if options.batch_size < 0:
         raise UserError(f"--batch-size is {options.batch_size}; give at least 1")
-    set_up_inference()
     bundle = read_bundle_or_run(options.run, options.checkpoint, options.plugins)
     model = Model(bundle, (options.batch_size or usual_buckets(bundle.preprocessing.size)[-1],))
     labels = Path(options.labels)
@@ -147,6 +145,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print all metrics as JSON instead of tables")
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
+    from linnaeus_jax.step.process import set_up_inference
+
+    set_up_inference()
     from linnaeus_jax.files import json_text
     from linnaeus_jax.inference.bundle.files import is_bundle
     from linnaeus_jax.inference.paths import NOT_FINITE

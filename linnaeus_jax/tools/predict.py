@@ -208,15 +208,16 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     args = argument_parser().parse_args(argv)
+    from linnaeus_jax.step.process import set_up_inference
+
+    set_up_inference()
     from linnaeus_jax.inference.bundle.bundle import Calibration
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
     from linnaeus_jax.inference.files.prediction_files import finished, remove
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
-    from linnaeus_jax.step.process import set_up_inference
 
     check(args)
-    set_up_inference()
     bundle = read_bundle_or_run(args.source, args.checkpoint or "best", args.plugins)
     with tools.progress_bars() as progress:
         jobs = pictures_of(args, progress)

@@ -123,6 +123,9 @@ def main(argv: Sequence[str]) -> None:
     for name in ("max_body_mib", "max_pictures", "max_megapixels", "max_seconds", "max_queue", "max_connections"):
         if getattr(options, name) <= 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}; give more than 0")
+    from linnaeus_jax.step.process import set_up_inference
+
+    set_up_inference()
     try:
         from linnaeus_jax.inference.server.serving import SERVER_BUCKETS, create_app, serve
     except ModuleNotFoundError as error:
@@ -132,9 +135,7 @@ def main(argv: Sequence[str]) -> None:
     from linnaeus_jax.inference.server.access import access_of, read_token
     from linnaeus_jax.inference.server.requests import Limits
     from linnaeus_jax.reporting.logs import console
-    from linnaeus_jax.step.process import set_up_inference
 
-    set_up_inference()
     buckets = buckets_of(options.buckets) if options.buckets else None
     token = read_token(options.token_file)
     allow_open_files(options.max_connections)

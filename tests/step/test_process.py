@@ -202,6 +202,26 @@ def test_programs_that_run_a_model_set_up_their_process_before_they_read_it(prog
     assert called == ["memory", "cache"]
 
 
+FIRST = """
+import importlib, sys
+from linnaeus_jax.step import process
+def set_up():
+    print(sorted({"polars", "orbax", "h5py", "cv2", "scipy"} & set(sys.modules)))
+    raise SystemExit
+process.set_up_inference = set_up
+for name, arguments in {"predict": "x y", "serve": "x", "evaluate": "x", "bundle": "x y"}.items():
+    try:
+        importlib.import_module(f"linnaeus_jax.tools.{name}").main(arguments.split())
+    except SystemExit:
+        pass
+"""
+
+
+def test_programs_that_run_a_model_set_up_their_process_before_libraries_start_threads():
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" * 4, done.stderr
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_loaded_model_leaves_the_process_alone_unless_asked(asked, tmp_path, monkeypatch):
     called = []
