@@ -245,6 +245,7 @@ import multiprocessing, os, signal, threading, time
 from concurrent.futures import ProcessPoolExecutor
 from linnaeus_jax.system import interrupts_held
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
     threading.Thread(target=time.sleep, args=(2,), daemon=True).start()  # the signal reaches it
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         try:
