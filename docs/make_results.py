@@ -31,6 +31,7 @@ HEADS = {
     "plants-time-control": "Campus plants at random, with as many rows of each side as by time",
     "leaf": "Leaf: 70 % training, 10 % validation, 20 % test of each species, drawn by seed",
     "fish": "Fish4Knowledge: 70 % training, 10 % validation, 20 % test, whole trajectories, drawn by seed",
+    "longtail": "Long tail: 70 % training, 10 % validation, 20 % test of each species, drawn by seed",
     "cifar10": "CIFAR-10: the split of the authors, a tenth of the training rows for validation",
 }
 _HEADS = ("head-lite0", "head-lite2", "control-lite0", "control-lite2")
@@ -45,6 +46,7 @@ WANTED = {
     "plants-time-control": ("head-lite0", "head-lite2"),
     "leaf": ("head-lite0", "control-lite0", *_MOBILENETS, "last5-lite0"),
     "fish": ("head-lite0", "control-lite0"),
+    "longtail": (*_HEADS, *_TUNED),
 }
 
 #: rows that the tables behind the first ones show, for the page to stay short
@@ -117,9 +119,26 @@ def accuracy_tables(data: Mapping[str, Any]) -> str:
         columns = ["", *ranks, f"{ranks[0]}, mean of classes", "seeds"]
         said = textwrap.fill(f"Pictures: {sides}. {lacking}", WIDTH)
         parts.append(f"### {heading}\n\n{said}\n\n{table(columns, lines)}")
+        if any("without_finest" in one for one in rows.values()):
+            parts.append(tail_table(rows, ranks))
     if nothing:
         parts.append(textwrap.fill(f"Not measured yet: {'; '.join(nothing)}.", WIDTH))
     return "\n".join(parts)
+
+
+def tail_table(rows: Mapping[str, Any], ranks: Sequence[str]) -> str:
+    """Of a set with rows that have no label at the finest rank: these rows, small classes, and the parts of the set."""
+    shown = [row for row in ROWS if row not in IDEAS and "without_finest" in rows.get(row, {})]
+    lines, parts, kinds = [], list(rows[shown[0]]["by_coarsest"]), ("raw", "paths")
+    for row in shown:
+        one = rows[row]
+        cells = [percent(one["raw"][rank]["macro_accuracy"]) for rank in ranks[1:]]
+        cells += [percent(one["by_coarsest"][part]["raw"]) for part in parts]
+        lacking = [one["without_finest"][kind][ranks[1]] for kind in kinds if kind in one["without_finest"]]
+        lines.append([titled(row, one), *cells, " → ".join(map(percent, lacking))])
+    columns = [*(f"{rank}, mean of classes" for rank in ranks[1:]), *(f"{ranks[0]} of {part}" for part in parts)]
+    said = f"The last column: {ranks[1]} of the pictures without a {ranks[0]}, by its own head → in the answered path."
+    return f"{said}\n\n{table(['', *columns, f'without {ranks[0]}: {ranks[1]}'], lines)}"
 
 
 def coarser_table(data: Mapping[str, Any]) -> str:
@@ -299,7 +318,7 @@ def text(data: Mapping[str, Any], found: Results) -> str:
                 f"{one.pictures:,}",
                 ", ".join(f"{count} {rank}" for count, rank in zip(one.classes, one.ranks)),
                 one.licence,
-                f"[{one.repository.split('/', 1)[1]}](https://{one.repository})",
+                ", ".join(f"[{each.split('/', 1)[1]}](https://{each})" for each in one.repositories),
             ]
             for one in SETS.values()
         ],

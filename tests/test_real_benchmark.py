@@ -67,6 +67,13 @@ def small_clone(name: str, folder: Path) -> tuple[int, tuple[int, ...]]:
     if name == "cifar10":
         touch(folder, "train/ship/1.jpg", "train/cat/2.jpg", "test/dog/1.jpg")
         return 3, (3, 2)
+    if name == "longtail":
+        first, flowers = folder / "cs601r-project1-dataset" / "dataset", "Machine-Learning-Class/lab3/flowers"
+        touch(first, "butterflies/images/0010001.png", "birds/Boat_Tailed_Grackle_0001_2.jpg")
+        touch(folder, f"{flowers}/train/iris/1.jpg", f"{flowers}/test/daisy/2.jpg")
+        touch(first / "butterflies" / "descriptions", "001.txt")
+        (first / "butterflies" / "descriptions" / "001.txt").write_text("Danaus plexippus\n\nBlack veins.\n")
+        return 4, (3, 4, 3)
     touch(folder, "fish_image/fish_01/fish_000000009598_05281.png", "README.md")
     return 1, (1, 1, 1)
 
@@ -100,6 +107,24 @@ def test_a_set_that_is_not_complete_is_refused(name, tmp_path):
     assert f" of {wanted:,} pictures" in said
     with pytest.raises(UserError, match=re.escape(SETS[name].repository)):
         read(SETS[name], tmp_path / "nowhere")
+
+
+def test_a_set_of_two_repositories_with_rows_that_end_at_a_family(tmp_path):
+    pictures, classes = small_clone("longtail", tmp_path)
+    rows = read(dataclasses.replace(SETS["longtail"], pictures=pictures, classes=classes), tmp_path)
+    assert rows.names == (
+        ("Danaus plexippus", "Nymphalidae", "Insecta"),
+        ("Boat Tailed Grackle", "Grackle", "Aves"),
+        ("Bellis perennis", "Asteraceae", "Magnoliopsida"),
+        ("", "Iridaceae", "Magnoliopsida"),
+    )
+    (tmp_path / "Machine-Learning-Class").rename(tmp_path / "other")
+    with pytest.raises(UserError, match=r"longtail: Machine-Learning-Class is not in .*; clone .* into one folder"):
+        read(SETS["longtail"], tmp_path)
+    names = (("", "F", "x"),) * 10 + (("", "G", "x"),) * 100
+    every = tuple(map(str, range(110)))
+    sides = dataclasses.replace(rows, paths=every, names=names, groups=every).sides("random", 0)
+    assert (sides[:10].count("test"), sides[10:].count("test")) == (2, 20)  # each family gives its share
 
 
 def test_a_missing_picture_is_named(tmp_path):
@@ -287,9 +312,13 @@ def test_what_torch_is_given_and_the_curve_of_a_run(tmp_path):
     with h5py.File(built / "images.h5", "w") as images, h5py.File(split, "w") as labels:
         images["images"] = np.zeros((6, 4, 4, 3), np.uint8)
         labels["split"] = np.arange(6) % 3
-        labels["taxa_a"], labels["taxa_b"] = [9, 5, 5, 7, 9, 7], [2, 2, 2, 1, 2, 1]
+        labels["taxa_a"], labels["taxa_b"] = [9, 5, 0, 7, 9, 7], [2, 2, 2, 1, 2, 1]
+        labels["taxon_names/taxa_b/taxon_id"] = np.array([1, 2], np.uint32)
+        for field in ("name", "common_name"):
+            labels[f"taxon_names/taxa_b/{field}"] = ["Aves", "Insecta"]
     given = np.load(making.torch_inputs(place, built, split, tmp_path / "in.npz"))
-    assert given["label"].T.tolist() == [[2, 0, 0, 1, 2, 1], [1, 1, 1, 0, 1, 0]]
+    assert given["label"].T.tolist() == [[2, 0, -1, 1, 2, 1], [1, 1, 1, 0, 1, 0]]
+    assert given["names"].tolist() == ["Aves", "Insecta"]
     assert given["pixels"].shape == (6, 4, 4, 3)
     assert given["side"].tolist() == [0, 1, 2, 0, 1, 2]
     assert given["ranks"].tolist() == list(rows.of.ranks)
@@ -307,6 +336,71 @@ def test_the_minutes_of_a_run(tmp_path, monkeypatch, capsys):
     (first, _), (last, right) = making.curve(run, "taxa_L10")
     assert 0 < first < last
     assert 0 <= right <= 1
+
+
+def some_arrays(rows: int = 90) -> dict[str, np.ndarray]:
+    """Answers of all kinds to rows of two classes, three families and six species."""
+    rng = np.random.default_rng(0)
+    lineage = np.stack([np.arange(6), np.arange(6) // 2, np.arange(6) // 4], axis=1)
+    arrays: dict[str, np.ndarray] = {
+        "ranks": np.array(["species", "family", "class"]),
+        "label": lineage[np.arange(rows) % 6],
+    }
+    for kind in (*figures.KINDS, *figures.OTHERS):
+        arrays[f"{kind}/predicted"] = lineage[
+            np.where(rng.random(rows) < 0.6, np.arange(rows) % 6, rng.integers(0, 6, rows))
+        ]
+        arrays[f"{kind}/probability"] = rng.random((rows, 3)).astype(np.float16)
+        arrays[f"{kind}/of_label"] = np.log(rng.uniform(0.1, 1, (rows, 3))).astype(np.float16)
+    arrays |= {f"count/{rank}": np.full(6, 15) for rank in ("species", "family", "class")}
+    arrays |= {f"below/{rank}": each for rank, each in zip(arrays["ranks"], map(np.array, ([1] * 6, [2] * 3, [4, 2])))}
+    arrays["names/class"] = np.array(["Aves", "Insecta"])
+    arrays["conformal/rank"] = rng.integers(0, 4, rows).astype(np.int8)
+    arrays["conformal/right"] = rng.random(rows) < 0.9
+    return arrays
+
+
+def test_rows_without_a_species_are_judged_at_their_family():
+    """They change no figure of the finest rank, and at the others count as any row."""
+    arrays, extra = some_arrays(), 12
+    alone, label = figures.figures(arrays), arrays["label"]
+    both = {
+        name: np.concatenate([values, values[:extra]]) if len(values) == len(label) else values
+        for name, values in arrays.items()
+    }
+    both["label"] = both["label"].copy()
+    both["label"][len(label) :, 0] = -1
+    both["conformal/right"][len(label) :] = False
+    found = figures.figures(both)
+    assert found["rows"] == alone["rows"] + extra
+    for kind in (*figures.KINDS, *figures.OTHERS):
+        assert found[kind]["species"] == alone[kind]["species"]
+        right = both[f"{kind}/predicted"] == both["label"]
+        for place, rank in ((1, "family"), (2, "class")):
+            assert found[kind][rank]["accuracy"] == pytest.approx(right[:, place].mean(), abs=1e-5)
+            of_classes = [right[both["label"][:, place] == c, place].mean() for c in range(3 - (place == 2))]
+            assert found[kind][rank]["macro_accuracy"] == pytest.approx(np.mean(of_classes), abs=1e-5)
+        assert found["without_finest"][kind] == {
+            rank: pytest.approx(right[len(label) :, place].mean(), abs=1e-5)
+            for place, rank in ((1, "family"), (2, "class"))
+        }
+        birds = label[:, 2] == 0
+        assert found["by_coarsest"]["Aves"][kind] == pytest.approx(right[: len(label), 0][birds].mean(), abs=1e-5)
+    assert found["by_count"] == alone["by_count"]
+    assert found["haurc"] == alone["haurc"]
+    assert found["conformal"]["coverage"] == alone["conformal"]["coverage"]
+    assert (found["without_finest"]["rows"], found["by_coarsest"]) == (extra, alone["by_coarsest"])
+    assert "without_finest" not in alone
+    means = summary.of_all([{"raw": {"family": 0.5}, "rows": 3}, {"raw": {"family": 0.7}, "rows": 3}])
+    assert means["raw"]["family"] == {"mean": 0.6, "deviation": 0.14142}
+    one = {
+        "title": "",
+        "seeds": [0],
+        **{key: summary.of_all([found[key]]) for key in (*figures.KINDS, "by_coarsest", "without_finest")},
+    }
+    said = make_results.tail_table({"head-lite0": one}, ("species", "family", "class"))
+    assert "| species of Aves | species of Insecta | without species: family |" in said
+    assert f"| {100 * found['by_coarsest']['Aves']['raw']:.1f} | " in said
 
 
 # ---- what is published

@@ -34,7 +34,9 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("set", metavar="SET", choices=SPLITS, help=", ".join(SPLITS))
     parser.add_argument("rows", metavar="ROW", nargs="*", help=", ".join(ROWS))
-    parser.add_argument("--data", type=Path, required=True, help="clone of the set's repository")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="clone of the set's repository, or the folder of its clones"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for what is made; the same one goes on")
     parser.add_argument("--seeds", default="0,1,2", help="of training, and of the split where it is drawn (0,1,2)")
     parser.add_argument("--weights", default="", help="folder of the MobileNetV2 .tflite files of google-coral")
@@ -87,7 +89,10 @@ def main() -> int:
         set_name, scheme = SPLITS[args.set]
         found = read(SETS[set_name], args.data)
         of = found.of
-        print(f"{of.title}: {of.pictures:,} pictures, licence: {of.licence}; https://{of.repository}")
+        print(
+            f"{of.title}: {of.pictures:,} pictures, licence: {of.licence}; "
+            + ", ".join(f"https://{each}" for each in of.repositories)
+        )
         torch = args.torch_python, args.minutes
         place = Place(args.set, found, scheme, args.data, args.out, args.results, args.weights, *torch)
         todo = [(name, seed) for name in rows for seed in seeds if not place.result(name, seed).is_file()]

@@ -3,7 +3,7 @@
 python -m benchmarks.real.control LABELS.h5 OUT.npz TASK,... RANK,... FEATURES ...
 
 Features are standardised by the training rows. The strength of the penalty is the one of `STRENGTHS` with the best
-accuracy on the validation rows, for each rank.
+accuracy on the validation rows, for each rank, all of rows that are labelled there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+
+from benchmarks.real.labels import read_labels
 
 STRENGTHS = (0.003, 0.01, 0.03, 0.1)
 
@@ -30,32 +32,29 @@ def main(argv: list[str]) -> int:
     x = np.concatenate([np.load(path) for path in argv[4:]], axis=1).astype(np.float32)
     with h5py.File(labels) as file:
         side = file["split"][:]
-        taxa = [file[task][:] for task in tasks]
+    classes, names = read_labels(labels, tasks)
     train, val, test = (np.flatnonzero(side == place) for place in range(3))
     x = (x - x[train].mean(axis=0)) / np.maximum(x[train].std(axis=0), 1e-6)
-    arrays: dict[str, Any] = {"ranks": np.array(ranks)}
-    label, predicted, probability, of_label, fine = [], [], [], [], None
-    for rank, taxon in zip(ranks, taxa, strict=True):
-        classes, y = np.unique(taxon, return_inverse=True)
-        tried = [LogisticRegression(C=c, max_iter=1000).fit(x[train], y[train]) for c in STRENGTHS]
-        scores = [one.score(x[val], y[val]) for one in tried]
+    arrays: dict[str, Any] = {"ranks": np.array(ranks), f"names/{ranks[-1]}": names}
+    predicted, probability, of_label, every = [], [], [], []
+    for place, rank in enumerate(ranks):
+        y = classes[:, place]
+        number, fit_on, chosen_on = y.max() + 1, train[y[train] >= 0], val[y[val] >= 0]
+        tried = [LogisticRegression(C=c, max_iter=1000).fit(x[fit_on], y[fit_on]) for c in STRENGTHS]
+        scores = [one.score(x[chosen_on], y[chosen_on]) for one in tried]
         best = tried[int(np.argmax(scores))]
         print(f"{rank}: " + ", ".join(f"C={c} {100 * s:.1f} %" for c, s in zip(STRENGTHS, scores)))
-        p = np.zeros((len(test), len(classes)))
+        p = np.zeros((len(test), number))
         p[:, best.classes_] = best.predict_proba(x[test])
-        label.append(y[test])
         predicted.append(p.argmax(axis=1))
         probability.append(p.max(axis=1))
-        of_label.append(p[np.arange(len(test)), y[test]])
-        arrays[f"count/{rank}"] = np.bincount(y[train], minlength=len(classes))
-        if fine is None:
-            fine, fine_taxa, summed = p, taxon, []
-            names = classes
-        total = np.zeros((len(test), len(classes)))
-        for column, name in enumerate(names):
-            total[:, y[np.flatnonzero(fine_taxa == name)[0]]] += fine[:, column]
-        summed.append(total.argmax(axis=1))
-    arrays["label"] = np.stack(label, axis=1).astype(np.int16)
+        of_label.append(np.where(y[test] >= 0, p[np.arange(len(test)), y[test]], 1.0))
+        arrays[f"count/{rank}"] = np.bincount(y[fit_on], minlength=number)
+        every.append(p)
+    known = np.flatnonzero(classes[:, 0] >= 0)
+    lineage = classes[known[np.unique(classes[known, 0], return_index=True)[1]]]  # of each finest class
+    summed = [(every[0] @ np.eye(p.shape[1])[lineage[:, place]]).argmax(axis=1) for place, p in enumerate(every)]
+    arrays["label"] = classes[test].astype(np.int16)
     arrays["raw/predicted"] = np.stack(predicted, axis=1).astype(np.int16)
     arrays["raw/probability"] = np.stack(probability, axis=1).astype(np.float16)
     arrays["raw/of_label"] = np.log(np.maximum(np.stack(of_label, axis=1), 1e-12)).astype(np.float16)

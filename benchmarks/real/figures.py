@@ -2,13 +2,16 @@
 
 A result has `NAME.npz` beside its `NAME.json`; arrays are [N, T], ranks finest first, where nothing else is said:
 
-label, int16; `KIND/predicted`, int16, and `KIND/probability` and `KIND/of_label`, float16, the probability of the
-answer and the logarithm of that of the label, where KIND is "raw" (each rank by itself, not calibrated), "ranks" (each
-rank by itself, calibrated), "paths" (the most probable path, calibrated) or "unseen" (raw, with all metadata hidden);
+label, int16, -1 where there is none; `KIND/predicted`, int16, and `KIND/probability` and `KIND/of_label`, float16, the
+probability of the answer and the logarithm of that of the label, 0 where there is none, where KIND is "raw" (each rank
+by itself, not calibrated), "ranks" (each rank by itself, calibrated), "paths" (the most probable path, calibrated) or
+"unseen" (raw, with all metadata hidden);
 `summed/predicted`, the best coarser classes by sums of the probabilities of the finest head; `adjusted/predicted`, the
 best classes by logits less the logarithm of the classes' shares of the training rows; `conformal/rank`, int8 [N], the
 rank of the answer at `CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows
-of each class; `below/RANK`, int [C], classes of the finest rank below each class, null apart.
+of each class; `below/RANK`, int [C], classes of the finest rank below each class, null apart; `names/RANK`, str [C],
+of the coarsest rank. Every figure is of the rows that are labelled at its rank; the conformal coverage, as its
+threshold, of those that are at the finest.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from numpy.typing import NDArray
 from linnaeus_jax.metrics.judged import MEASURES, Judged, coverage_and_risk, haurc
 
 KINDS = ("raw", "ranks", "paths", "unseen")
+#: answers without probabilities
+OTHERS = ("summed", "adjusted")
 #: coverage of the conformal answers
 CONFORMAL = 0.9
 #: classes are told apart by how many training rows they have: from each of these on
@@ -69,14 +74,14 @@ def figures(arrays: Arrays) -> dict[str, Any]:
         found[kind] = {
             rank: {name: _digits(value[place]) for name, value in values.items()} for place, rank in enumerate(ranks)
         }
-    for kind in ("summed", "adjusted"):
+    label = arrays["label"]
+    for kind in OTHERS:
         if f"{kind}/predicted" in arrays:
-            label = arrays["label"]
-            right = arrays[f"{kind}/predicted"] == label
+            predicted = arrays[f"{kind}/predicted"]
             found[kind] = {
                 rank: {
-                    "accuracy": _digits(right[:, place].mean()),
-                    "macro_accuracy": _digits(_mean_of_classes(label[:, place], right[:, place])),
+                    "accuracy": _accuracy(label[:, place], predicted[:, place]),
+                    "macro_accuracy": _digits(_mean_of_classes(label[:, place], predicted[:, place])),
                 }
                 for place, rank in enumerate(ranks)
             }
@@ -84,12 +89,34 @@ def figures(arrays: Arrays) -> dict[str, Any]:
         below = [arrays[f"below/{rank}"] for rank in ranks]
         found["haurc"] = _digits(haurc(unpacked(arrays, "paths"), below, int(below[0][0] == 0)))
     found["by_count"] = _by_count(arrays, ranks[0])
+    finest = label[:, 0] >= 0
+    answers = {kind: arrays[f"{kind}/predicted"] for kind in (*KINDS, *OTHERS) if f"{kind}/predicted" in arrays}
+    if not finest.all():
+        found["without_finest"] = {"rows": int((~finest).sum())} | {
+            kind: {
+                rank: _accuracy(label[~finest, place], predicted[~finest, place])
+                for place, rank in enumerate(ranks)
+                if (label[~finest, place] >= 0).any()
+            }
+            for kind, predicted in answers.items()
+        }
+    if f"names/{ranks[-1]}" in arrays:
+        inside = {
+            str(name): rows
+            for place, name in enumerate(arrays[f"names/{ranks[-1]}"])
+            if (rows := finest & (label[:, -1] == place)).any()
+        }
+        found["by_coarsest"] = {
+            name: {"rows": int(rows.sum())}
+            | {kind: _accuracy(label[rows, 0], predicted[rows, 0]) for kind, predicted in answers.items()}
+            for name, rows in inside.items()
+        }
     if "conformal/rank" in arrays:
         answered = arrays["conformal/rank"]
         shares = np.bincount(answered, minlength=len(ranks) + 1) / len(answered)
         found["conformal"] = {
             "level": CONFORMAL,
-            "coverage": _digits(arrays["conformal/right"].mean()),
+            "coverage": _digits(arrays["conformal/right"][finest].mean()),
             "answered": dict(zip([*ranks, "none"], map(_digits, shares), strict=True)),
         }
     return found
@@ -102,18 +129,25 @@ def _area(judged: Judged, place: int) -> float:
 
 def _macro(judged: Judged, place: int) -> float:
     """Accuracy of each class, averaged over the classes that have test rows."""
-    return _mean_of_classes(judged.label[:, place], judged.right[:, place])
+    return _mean_of_classes(judged.label[:, place], judged.predicted[:, place])
 
 
-def _mean_of_classes(label: NDArray[np.integer], right: NDArray[np.bool_]) -> float:
-    rows = np.bincount(label)
-    return float(np.mean((np.bincount(label, right) / np.maximum(rows, 1))[rows > 0]))
+def _mean_of_classes(label: NDArray[np.integer], predicted: NDArray[np.integer]) -> float:
+    known = label >= 0
+    rows, right = np.bincount(label[known]), np.bincount(label[known], (predicted == label)[known])
+    return float(np.mean((right / np.maximum(rows, 1))[rows > 0]))
+
+
+def _accuracy(label: NDArray[np.integer], predicted: NDArray[np.integer]) -> float:
+    """Of the labelled rows."""
+    return _digits((predicted == label)[label >= 0].mean())
 
 
 def _by_count(arrays: Arrays, rank: str) -> list[dict[str, Any]]:
     """Accuracy at the finest rank by how many training rows the class has."""
-    label, count = arrays["label"][:, 0], arrays[f"count/{rank}"]
-    right = arrays["raw/predicted"][:, 0] == label
+    known = arrays["label"][:, 0] >= 0
+    label, count = arrays["label"][known, 0], arrays[f"count/{rank}"]
+    right = arrays["raw/predicted"][known, 0] == label
     group = np.digitize(count[label], COUNTS[1:])
     return [
         {

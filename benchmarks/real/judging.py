@@ -52,9 +52,11 @@ def adjusted(logits: Logits, taxonomy: Taxonomy, arrays: dict[str, Any], ranks: 
 
 
 def counts(labels: NDArray[np.integer], tasks: tuple[str, ...], ranks: list[str], taxonomy: Taxonomy) -> dict[str, Any]:
-    """`count/RANK` of training labels [N, T]."""
+    """`count/RANK` of training labels [N, T]; null is none."""
     return {
-        f"count/{rank}": np.bincount(labels[:, place][labels[:, place] >= 0], minlength=len(taxonomy.classes[task]))
+        f"count/{rank}": np.bincount(
+            labels[labels[:, place] >= taxonomy.first, place], minlength=len(taxonomy.classes[task])
+        )
         for place, (task, rank) in enumerate(zip(tasks, ranks, strict=True))
     }
 
@@ -87,6 +89,7 @@ def main(argv: list[str]) -> int:
         arrays |= figures.packed(judge(hidden.logits, hidden.label, raw, "documented"), "unseen")
     arrays |= counts(loaded.dataset.train.labels, taxonomy.tasks, ranks, taxonomy)
     arrays |= {f"below/{rank}": below for rank, below in zip(ranks, taxonomy.tree.finest_below(), strict=True)}
+    arrays[f"names/{ranks[-1]}"] = np.array(list(map(str, taxonomy.names.name[taxonomy.tasks[-1]])))
     arrays["adjusted/predicted"] = adjusted(rows.logits, taxonomy, arrays, ranks)
     answered = answers.answered(rows.logits, answers.options(coverage=figures.CONFORMAL))
     given, every = answered.answer, np.arange(len(label))

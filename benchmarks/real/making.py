@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.common import machine_info
 from benchmarks.real import figures
+from benchmarks.real.labels import read_labels
 from benchmarks.real.rows import HEAD, IDEAS, TRUNKS, Row
 from benchmarks.real.sets import SIDES, Rows
 from linnaeus_jax.config.errors import UserError
@@ -294,7 +295,7 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     report = {
         "set": place.name,
         "title": place.rows.of.title,
-        "repository": place.rows.of.repository,
+        "repository": ", ".join(place.rows.of.repositories),
         "licence": place.rows.of.licence,
         "split": place.scheme,
         "row": name,
@@ -315,11 +316,11 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
 
 
 def torch_inputs(place: Place, built: Path, split: Path, path: Path) -> Path:
-    """What `benchmarks.real.torch_net` reads of a data set: pixels, labels as numbers from 0 at each rank, sides."""
+    """What `benchmarks.real.torch_net` reads of a data set: pixels, labels as of `read_labels`, sides."""
+    label, names = read_labels(split, tasks_of(built))
     with h5py.File(built / "images.h5") as images, h5py.File(split) as labels:
-        columns = [np.unique(labels[task][:], return_inverse=True)[1] for task in tasks_of(built)]
         arrays = {"pixels": images["images"][:], "side": labels["split"][:]}
-    np.savez(path, label=np.stack(columns, axis=1), ranks=np.array(place.rows.of.ranks), **arrays)
+    np.savez(path, label=label, names=names, ranks=np.array(place.rows.of.ranks), **arrays)
     return path
 
 

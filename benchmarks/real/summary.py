@@ -90,6 +90,9 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
                 rank: {name: over(("figures", kind, rank, name)) for name in values}
                 for rank, values in first[kind].items()
             }
+    for name in ("without_finest", "by_coarsest"):
+        if all(name in one["figures"] for one in seeds):
+            out[name] = of_all([one["figures"][name] for one in seeds])
     if "conformal" in first:
         out["conformal"] = {
             "coverage": over(("figures", "conformal", "coverage")),
@@ -112,6 +115,13 @@ def _row(seeds: list[dict[str, Any]]) -> dict[str, Any]:
     if "bundle_mb" in seeds[0]:
         out["bundle_mb"] = over(("bundle_mb",))
     return out
+
+
+def of_all(parts: Sequence[Any]) -> dict[str, Any]:
+    """The numbers of trees of the same keys, each as its `spread`; a key that one of them lacks is left out."""
+    if not isinstance(parts[0], dict):
+        return spread(parts)
+    return {key: of_all([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
 
 
 def device_of(seeds: list[dict[str, Any]]) -> str:

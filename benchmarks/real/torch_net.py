@@ -3,7 +3,8 @@
 PYTHON benchmarks/real/torch_net.py IN.npz OUT.npz MODEL MINUTES SEED
 
 PYTHON has torch and timm, and needs nothing of this program. IN has `pixels` uint8 [N, H, W, 3], `label` int [N, T],
-one column for each of `ranks`, and `side` [N], 0 for training, 1 for validation, 2 for test. The recipe is the usual
+one column for each of `ranks` and -1 without a label, `names` of the last column's classes, and `side` [N], 0 for
+training, 1 for validation, 2 for test. The recipe is the usual
 one of ResNets on small pictures (He et al. 2016; Loshchilov & Hutter 2017): SGD with Nesterov momentum 0.9, 128 rows,
 rate 0.1 along a cosine after a short warm-up, decay 5e-4, mirror images, and crops after padding by an eighth of the
 side. All ranks are classes of one last layer, with weights 1, 1/2, 1/4 ... of their losses, as in the generated
@@ -116,24 +117,29 @@ def main(argv: list[str], kind: type[FromNothing] = FromNothing) -> int:
                 group["lr"] = rate
             rows = order[at : at + model.rows]
             logits, target = model.logits(model.batch(rows, rng)), targets[rows]
-            losses = [functional.cross_entropy(each.float(), target[:, rank]) for rank, each in enumerate(logits)]
+            losses = [
+                functional.cross_entropy(each.float(), target[:, rank], ignore_index=-1)
+                for rank, each in enumerate(logits)
+            ]
             model.optimizer.zero_grad()
             torch.stack([loss * 0.5**rank for rank, loss in enumerate(losses)]).sum().backward()
             model.optimizer.step()
             if done >= 1.0:
                 break
         right = model.probabilities(val)[0].argmax(1) == label[val, 0]
-        curve.append((seconds() / 60, float(right.mean())))
+        curve.append((seconds() / 60, float(right[label[val, 0] >= 0].mean())))
         print(f"{curve[-1][0]:.2f} minutes, validation {100 * curve[-1][1]:.1f} %", flush=True)
     said, every = model.probabilities(test), np.arange(len(test))
     arrays: dict[str, Any] = {"ranks": ranks, "label": label[test].astype(np.int16), "curve": np.array(curve)}
     arrays["versions"] = np.array([f"{module.__name__} {module.__version__}" for module in (torch, timm)])
     of_label = np.stack([p[every, label[test, rank]] for rank, p in enumerate(said)], axis=1)
+    of_label[label[test] < 0] = 1.0
+    arrays[f"names/{ranks[-1]}"] = given["names"]
     arrays["raw/predicted"] = np.stack([p.argmax(1) for p in said], axis=1).astype(np.int16)
     arrays["raw/probability"] = np.stack([p.max(1) for p in said], axis=1).astype(np.float16)
     arrays["raw/of_label"] = np.log(np.maximum(of_label, 1e-12)).astype(np.float16)
     for rank, (name, p) in enumerate(zip(ranks, said)):
-        arrays[f"count/{name}"] = np.bincount(label[train, rank], minlength=p.shape[1])
+        arrays[f"count/{name}"] = np.bincount(label[train, rank][label[train, rank] >= 0], minlength=p.shape[1])
     np.savez_compressed(argv[1], **arrays)
     return 0
 
