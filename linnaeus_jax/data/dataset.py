@@ -355,12 +355,17 @@ def _spread(count: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
+#: among the assets of a run, training rows of each path of its taxonomy
+PATH_COUNTS = "path_counts.json"
+
+
 def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | Path) -> None:
     """Writes what a run leaves behind about its data.
 
-    `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, taxon_names.json
-    ({task: {taxon id: {"name", "common_name"}}} of the classes with a name), and subset_ids.npz with
-    int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`, `subset_<kind>_<split>` [n].
+    `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, path_counts.json (of the
+    training rows, see `TaxonomyTree.path_counts`), taxon_names.json ({task: {taxon id: {"name", "common_name"}}} of the
+    classes with a name), and subset_ids.npz with int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`,
+    `subset_<kind>_<split>` [n].
     `metadata_dir`: task_label_density.json, task_nulls_density.json, meta_label_density.json,
     class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
     """
@@ -370,6 +375,7 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         assets / "class_to_idx.json": dataset.class_to_idx(),
         assets / "subset_maps.json": dataset.subset_maps(),
         assets / "taxonomy_tree.json": dataset.tree.to_json(),
+        assets / PATH_COUNTS: dataset.tree.path_counts(dataset.train.labels),
         assets / "taxon_names.json": dataset.names.to_json(),
         metadata / "task_label_density.json": dataset.task_label_density,
         metadata / "task_nulls_density.json": dataset.task_nulls_density,

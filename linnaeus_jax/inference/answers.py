@@ -97,7 +97,7 @@ class Answers:
 
     def __init__(self, taxonomy: Taxonomy, calibration: Calibration) -> None:
         self.taxonomy, self.calibration = taxonomy, calibration
-        self._paths = TaxonomyPaths(taxonomy.tree)
+        self._paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
 
     def options(
         self,

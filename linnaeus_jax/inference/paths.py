@@ -1,12 +1,22 @@
 """Probabilities that agree across ranks: a distribution over the paths of the taxonomy.
 
-A path names a class of every rank: a taxon, its ancestors, and null ("unknown") at the finer ranks. Its probability is
-proportional to the product of what the single ranks say, softmax(z_t / temperature_t):
+A path names a class of every rank: a taxon, its ancestors, and null ("unknown") at the finer ranks. Every rank is
+evidence about the path, p_t(c) = softmax(z_t) over the taxa of rank t, beside what was known before, the share of the
+training rows of each path (Bayes' rule with one likelihood ratio for each rank):
+
+    log P(path) = log prior(path) + sum over ranks of (log p_t(c_t) - log pi_t(c_t)) / temperature_t + constant
+
+- prior: training rows of the path plus `SEEN`, of those that end above a taxon's children plus `ENDED`;
+- pi_t(c): the prior of all paths through c among those that name a taxon of rank t;
+- a rank at which the path names no taxon adds nothing, so that a family whose images have no species can be the answer;
+- 1 / temperature_t is the weight of a rank: ranks that say the same are no independent evidence.
+
+Models whose training rows are not known (of weights from elsewhere, and of bundles of earlier versions, which answer
+as they did) multiply what the ranks say, softmax(z_t / temperature_t) over all classes:
 
 - of a taxon, its probability;
 - of null below a taxon, the probability of null times the share that the taxon's descendants have in the probability
-  of all taxa of that rank: that the species is not known says nothing about the genus, and species that were confused
-  with it still do. Without that share the paths that end early would be the refuge from ranks that contradict each
+  of all taxa of that rank, without which paths that end early would be the refuge from ranks that contradict each
   other;
 - of null where nothing is known above either, the probability of null;
 - of no class where a rank has no null, 1/C.
@@ -33,6 +43,8 @@ Logits = Mapping[str, NDArray[np.float32]]
 NONE = -1
 #: of the share of a taxon's descendants, what is spread evenly over the taxa of its rank: the model may not know them
 EVEN_SHARE = 0.01
+#: training rows that are added to those of every path, and to those of a path that ends above the children of its taxon
+SEEN, ENDED = 0.5, 0.01
 #: why an image has no answer
 NOT_FINITE = "the outputs of the model are not finite: its weights, or the metadata of this image, are too large"
 
@@ -75,12 +87,16 @@ class PathProbabilities:
 class TaxonomyPaths:
     """The paths of a taxonomy and their probabilities.
 
+    Args:
+      counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
+
     Attributes:
       classes: int32 [P, T], finest rank first; 0 is null where there is one, NONE where a path has no class.
       spans: task -> first and last path (excluded) of every class, int64 [C] each.
+      log_prior: float64 [P], 0 where the training rows are not known.
     """
 
-    def __init__(self, tree: TaxonomyTree) -> None:
+    def __init__(self, tree: TaxonomyTree, counts: Mapping[str, Sequence[int]] | None = None) -> None:
         self.tree = tree
         unknown = 0 if tree.null_possible else NONE
         parts = []
@@ -96,7 +112,32 @@ class TaxonomyPaths:
         # the paths through a taxon lie side by side, since its ancestors come first in the order
         self.classes: NDArray[np.int32] = classes[np.lexsort(classes.T)]
         self.spans = {task: self._span(place, task) for place, task in enumerate(tree.task_keys)}
-        self._unknown_below = [self._unknown(place) for place in range(len(tree.task_keys))]
+        self.log_prior = np.zeros(len(self.classes))
+        self._log_share: list[NDArray[np.float64]] = []
+        self._unknown_below: list[list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]] = []
+        if counts:
+            self._set_prior(counts)
+        else:
+            self._unknown_below = [self._unknown(place) for place in range(len(tree.task_keys))]
+
+    def _set_prior(self, counts: Mapping[str, Sequence[int]]) -> None:
+        tree, first = self.tree, int(self.tree.null_possible)
+        known = self.classes >= first
+        end = np.where(known.any(axis=1), known.argmax(axis=1), 0)
+        rows = np.zeros(len(self.classes))
+        for place, task in enumerate(tree.task_keys):
+            here = end == place
+            ends = self.classes[here, place]
+            childless = known[here, place]
+            if place:
+                childless &= ~np.isin(ends, tree.parent[tree.task_keys[place - 1]])
+            rows[here] = np.asarray(counts[task])[ends] + np.where(childless, SEEN, ENDED)
+        self.log_prior = np.log(rows / rows.sum())
+        for task in tree.task_keys:
+            start, stop = (each[first:] for each in self.spans[task])
+            through = np.diff(np.concatenate([[0.0], np.cumsum(rows)])[np.stack([start, stop])], axis=0)[0]
+            named = np.maximum(through, ENDED)  # a class that no path names
+            self._log_share.append(np.log(named / named.sum()))
 
     def _span(self, place: int, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and last path (excluded) of every class; nothing for null and for classes that no path names."""
@@ -114,7 +155,7 @@ class TaxonomyPaths:
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
     ) -> NDArray[np.float64]:
         """Unnormalised log-probabilities [N, P]; -inf for paths with a class that is not `allowed`."""
-        total = np.zeros((len(next(iter(logits.values()))), len(self.classes)))
+        total = np.tile(self.log_prior, (len(next(iter(logits.values()))), 1))
         for place, task in enumerate(self.tree.task_keys):
             total += self.rank_scores(place, logits[task], temperature[task])
             if allowed is not None:
@@ -123,6 +164,8 @@ class TaxonomyPaths:
 
     def rank_scores(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
         """What one rank says of every path: float64 [N, P] from its logits [N, C]."""
+        if self._log_share:
+            return self._likelihood_ratios(place, logits, temperature)
         log_p = log_softmax(logits, temperature)
         nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
         # NONE is the last; np.take is several times faster than the same by indexing
@@ -134,6 +177,15 @@ class TaxonomyPaths:
             even = 1 / max(below.shape[1] - 1, 1)
             scores[:, paths] += np.log((1 - EVEN_SHARE) * share + EVEN_SHARE * even)[:, above]
         return scores
+
+    def _likelihood_ratios(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
+        """(log p - log pi) / temperature of the class that each path names, 0 where it names no taxon."""
+        first, log_share = int(self.tree.null_possible), self._log_share[place]
+        ratios = np.zeros((len(logits), len(log_share) + 1))  # the last is of no taxon
+        if len(log_share):
+            ratios[:, :-1] = (log_softmax(logits[:, first:]) - log_share) / temperature
+        column = np.where(self.classes[:, place] >= first, self.classes[:, place] - first, len(log_share))
+        return np.take(ratios, column, axis=1)
 
     def _unknown(self, place: int) -> list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]:
         """Where a rank is null below a taxon, for every coarser rank of that taxon: bool [C - 1, C of that rank], the

@@ -169,6 +169,20 @@ class TaxonomyTree:
         sizes = self.num_classes.values()
         return [np.bincount(of[of >= 0], minlength=size) for of, size in zip(ancestors, sizes, strict=True)]
 
+    def path_counts(self, labels: NDArray[np.integer]) -> dict[str, list[int]]:
+        """How many rows end at each class: task -> [C], rows whose finest known class it is.
+
+        Args:
+          labels: int [N, T], finest rank first; rows without any class count as null of the finest rank.
+        """
+        known = labels >= int(self.null_possible)
+        place = np.where(known.any(axis=1), known.argmax(axis=1), 0)
+        finest = np.take_along_axis(labels, place[:, None], axis=1)[:, 0]
+        return {
+            task: np.bincount(finest[place == t], minlength=self.num_classes[task]).tolist()
+            for t, task in enumerate(self.task_keys)
+        }
+
     def top_classes(self) -> range:
         """The non-null classes of the coarsest task: more than one makes the data a metaclade."""
         return range(1 if self.null_possible else 0, self.num_classes[self.task_keys[-1]])

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         with tools.progress_bar("validation batches") as progress:
             rows = read_rows(bundle, progress)
         with console.status("fitting temperatures"):
-            measured = measure(rows, bundle.taxonomy)
+            measured = measure(rows, bundle)
             bundle = calibrated(bundle, measured)
         bundle = dataclasses.replace(bundle, facts={**facts, "measured": summary(measured)})
     write_bundle(bundle, options.out, functools.partial(write_card, bundle, measured), force=options.force)

@@ -211,7 +211,6 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.step.process import set_up_inference
 
     set_up_inference()
-    from linnaeus_jax.inference.bundle.bundle import Calibration
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
     from linnaeus_jax.inference.files.prediction_files import finished, remove
@@ -226,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
     options = options_of(args, model)
-    if bundle.calibration == Calibration.none(bundle.tasks) or not bundle.calibration.rows:
+    if not bundle.calibration.rows:
         _say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")
     if args.meta is not None and not bundle.encoder.components:
         _say(f"the model knows no metadata: of {args.meta} nothing is used")

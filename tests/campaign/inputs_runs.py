@@ -53,6 +53,7 @@ FILES = (
     "assets/validation_curves.json",
     "assets/validation_mistakes.json",
     "assets/taxonomy_tree.json",
+    "assets/path_counts.json",
     "assets/schedule_summary.json",
     "assets/taxon_names.json",
     "assets/subset_maps.json",
@@ -64,14 +65,15 @@ FILES = (
     "checkpoints/ckpt_step_12/_CHECKPOINT_METADATA",
 )
 _CHECKPOINT = ("checkpoints/boundary_12.json", "checkpoints/ckpt_step_12")
+_TAXONOMY = ("assets/taxon_names.json", "assets/taxonomy_tree.json", "assets/path_counts.json")
 #: program -> what it reads of a run; damage to anything else cannot change what it does
 READS = {
     MAIN: ("",),
     "linnaeus_jax.tools.report": ("config.json", "logs/metrics_log.jsonl", "assets/"),
     "linnaeus_jax.tools.replay_metrics": ("config.json", "logs/metrics_log.jsonl", "assets/"),
     "linnaeus_jax.tools.evaluate": ("config.json", "assets/class_to_idx.json", *_CHECKPOINT),
-    "linnaeus_jax.tools.bundle": ("assets/taxon_names.json", "assets/taxonomy_tree.json", *_CHECKPOINT),
-    "linnaeus_jax.tools.predict": ("assets/taxon_names.json", "assets/taxonomy_tree.json", *_CHECKPOINT),
+    "linnaeus_jax.tools.bundle": (*_TAXONOMY, *_CHECKPOINT),
+    "linnaeus_jax.tools.predict": (*_TAXONOMY, *_CHECKPOINT),
     "linnaeus_jax.tools.export_weights": ("assets/taxonomy_tree.json", *_CHECKPOINT),
     "linnaeus_jax.tools.import_weights": ("assets/taxonomy_tree.json", *_CHECKPOINT),
 }
@@ -80,11 +82,14 @@ UNUSED = {
     "checkpoints/ckpt_step_12/_CHECKPOINT_METADATA": "notes of Orbax about times, not used",
     "assets/taxonomy_tree.json of report": "the report draws no tree",
     "assets/taxonomy_tree.json of replay_metrics": "the sinks get no tree",
+    "assets/path_counts.json of report": "the report names no prior",
+    "assets/path_counts.json of replay_metrics": "the sinks get no prior",
     "assets/subset_maps.json of report": "the report does not read it",
     "assets/subset_maps.json of replay_metrics": "the sinks do not get it",
     "assets/subset_maps.json of main": "made anew of the data at every start",
     "assets/taxon_names.json of main": "made anew of the data at every start",
     "assets/taxonomy_tree.json of main": "made anew of the data at every start",
+    "assets/path_counts.json of main": "made anew of the data at every start",
     "assets/class_to_idx.json of main": "made anew of the data at every start",
     "assets/schedule_summary.json of main": "made anew at every start",
     "config.json of main": "the config is given again, and replaces it",

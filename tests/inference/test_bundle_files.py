@@ -17,6 +17,7 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.exit_status import exit_status
 from linnaeus_jax.files import read_sealed, sealed, sha256_of, write_json
+from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON, read_bundle, write_bundle
 from linnaeus_jax.inference.model import Model
 
@@ -35,6 +36,9 @@ def test_reading_is_the_inverse_of_writing(bundle, model, pictures, tmp_path):
         assert [taxon.label for taxon in one.path] == [taxon.label for taxon in other.path]
         assert one.path[-1].probability == pytest.approx(other.path[-1].probability, abs=1e-5)
         assert one.inputs == ("TEMPORAL", "SPATIAL", "ELEVATION")
+    counts = bundle.taxonomy.tree.path_counts(np.array([[1, 1, 1], [0, 2, 1]]))
+    write_bundle(dataclasses.replace(bundle, calibration=Calibration.none(bundle.tasks, counts)), tmp_path / "counted")
+    assert read_bundle(tmp_path / "counted").calibration.path_counts == counts
 
 
 def test_a_changed_file_is_refused(bundle, tmp_path):
@@ -156,6 +160,7 @@ WRONG: dict[tuple[Any, ...], list[Any]] = {
     ("calibration", "rows"): [-1, "many", 1.5],
     ("calibration", "coverage"): [[], {"90": 1.5}, {"90": "0.5"}, {"90": float("nan")}, 0.9],
     ("calibration", "coverage_rows"): [-1, "many", 1.5],
+    ("calibration", "path_counts"): [[], {"taxa_L10": [1]}, {"taxa_L10": 3}, {"taxa_L10": [-1, 2, 3, 4, 5]}],
     ("files",): [[], {}],
     ("files", "taxonomy.json"): [None, "x", 1],
 }

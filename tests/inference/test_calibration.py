@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import check_grad
 
 from linnaeus_jax.inference.answers import Answers
@@ -82,9 +83,10 @@ def test_few_rows_are_enough_for_the_temperature_of_a_rank(rows, apart, temperat
 
 def test_slopes_are_those_of_the_loss():
     logits, labels = overconfident(30)
-    of_paths = cal._path_objective(logits, labels, TAXONOMY)
-    for log_t in (np.zeros(3), np.array([-1.0, 0.5, 2.0])):
-        assert check_grad(lambda x: of_paths(x)[0], lambda x: of_paths(x)[1], log_t) < 1e-3
+    for counts in ({}, TAXONOMY.tree.path_counts(labels)):
+        of_paths = cal._path_objective(logits, labels, TAXONOMY, counts)
+        for log_t in (np.zeros(3), np.array([-1.0, 0.5, 2.0])):
+            assert check_grad(lambda x, of=of_paths: of(x)[0], lambda x, of=of_paths: of(x)[1], log_t) < 1e-3
     of_rank = cal._rank_objective(logits[TASKS[0]], labels[:, 0])
     assert check_grad(lambda x: of_rank(x)[0], lambda x: of_rank(x)[1], np.array([0.3])) < 1e-3
     with_prior = cal._minimised(lambda x: (50 * float((x - 1) @ (x - 1)), 100 * (x - 1)), np.array([2.0]), 0.5)
@@ -134,13 +136,15 @@ def test_few_rows_are_never_made_worse(rows, change):
 
 
 @settings(max_examples=20, deadline=None)
-@given(cases(rows=6))
-def test_any_taxonomy(case):
-    """Orphans, ranks of one class, with and without null."""
+@given(cases(rows=6), st.booleans())
+def test_any_taxonomy(case, counted):
+    """Orphans, ranks of one class, with and without null, and with and without training rows that are known."""
     taxonomy = case.taxonomy
     classes = TaxonomyPaths(taxonomy.tree).classes
     labels = classes[np.arange(6) % len(classes)]
-    none, found = Calibration.none(taxonomy.tasks), cal.fit(case.logits, labels, taxonomy)
+    counts = taxonomy.tree.path_counts(labels) if counted else {}
+    none, found = Calibration.none(taxonomy.tasks, counts), cal.fit(case.logits, labels, taxonomy, counts)
+    assert found.path_counts == counts
     before, after = (cal.judge(case.logits, labels, Answers(taxonomy, each)) for each in (none, found))
     assert np.isfinite(after.of_label).all()
     cost = [-np.log(np.maximum(each.of_label, TINY)).sum() for each in (before, after)]

@@ -36,7 +36,7 @@ def rows() -> Rows:
 
 
 def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
-    measured = measure(rows, bundle.taxonomy)
+    measured = measure(rows, bundle)
     assert set(measured.judged) == {(phase, name) for phase in (WITH, WITHOUT) for name in ("ranks", "paths")}
     for judged in measured.judged.values():
         np.testing.assert_array_equal(judged.label, rows.labels)
@@ -84,7 +84,7 @@ def test_texts_of_data_are_no_markup():
 
 
 def test_card(bundle, rows, tmp_path):
-    measured = measure(rows, bundle.taxonomy)
+    measured = measure(rows, bundle)
     fitted = calibrated(bundle, measured)
     fitted = dataclasses.replace(fitted, facts={**bundle.facts, "licence": "CC BY 4.0", "measured": summary(measured)})
     write_bundle(fitted, tmp_path / "b", lambda directory: write_card(fitted, measured, directory))

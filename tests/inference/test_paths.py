@@ -8,8 +8,17 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from linnaeus_jax.inference.paths import EVEN_SHARE, NONE, TaxonomyPaths, documented_consistency, log_softmax
+from linnaeus_jax.inference.paths import (
+    ENDED,
+    EVEN_SHARE,
+    NONE,
+    SEEN,
+    TaxonomyPaths,
+    documented_consistency,
+    log_softmax,
+)
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.trees import Case, cases
 
@@ -76,11 +85,73 @@ def test_against_all_combinations(case):
         assert expected[row, found.index(path)] == pytest.approx(expected[row].max(), rel=1e-9)
 
 
+def posterior_by_hand(case: Case, counts: dict[str, list[int]]) -> dict[tuple[int, ...], np.ndarray]:
+    """Path, NONE for unknown -> its probability [N]: the share of its training rows times likelihood ratios."""
+    tree, first = case.taxonomy.tree, case.taxonomy.first
+    rows: dict[tuple[int, ...], float] = {}
+    for place, task in enumerate(tree.task_keys):
+        for index in range(first, tree.num_classes[task]):
+            children = place and index in tree.parent[tree.task_keys[place - 1]]
+            if children and not tree.null_possible:
+                continue
+            chain, at = [NONE] * place + [index], index
+            for finer in tree.task_keys[place:-1]:
+                at = int(tree.parent[finer][at]) if at != NONE else NONE
+                chain.append(at)
+            rows[tuple(chain)] = counts[task][index] + (ENDED if children else SEEN)
+    if tree.null_possible:
+        rows[(NONE,) * len(tree.task_keys)] = counts[tree.task_keys[0]][0] + ENDED
+    found = {path: np.full(len(case.logits[tree.task_keys[0]]), number) for path, number in rows.items()}
+    for place, task in enumerate(tree.task_keys):
+        named = sum(number for path, number in rows.items() if path[place] != NONE)
+        for index in range(first, tree.num_classes[task]):
+            share = sum(number for path, number in rows.items() if path[place] == index) / named
+            taxa = np.exp(case.logits[task][:, first:].astype(np.float64))
+            ratio = taxa[:, index - first] / taxa.sum(axis=1) / share
+            for path in found:
+                if path[place] == index:
+                    found[path] = found[path] * ratio ** (1 / case.temperature[task])
+    total = sum(found.values())
+    return {path: probability / total for path, probability in found.items()}
+
+
 @settings(max_examples=60, deadline=None)
-@given(cases())
-def test_probabilities_agree_along_the_tree(case):
+@given(cases(ranks=7, sharpest=4.0), st.randoms(use_true_random=False))
+def test_the_posterior_against_every_path(case, random):
     tree = case.taxonomy.tree
-    result = TaxonomyPaths(tree)(case.logits, case.temperature)
+    counts = {t: [random.choice((0, 0, 1, 3, 40)) for _ in range(n)] for t, n in tree.num_classes.items()}
+    expected = posterior_by_hand(case, counts)
+    result = TaxonomyPaths(tree, counts)(case.logits, case.temperature)
+    unknown = 0 if tree.null_possible else NONE
+    for place, task in enumerate(tree.task_keys):
+        for index in range(tree.num_classes[task]):
+            wanted = NONE if tree.null_possible and index == 0 else index
+            through = [probability for path, probability in expected.items() if path[place] == wanted]
+            np.testing.assert_allclose(result.by_task[task][:, index], sum(through, np.zeros(3)), rtol=0, atol=1e-9)
+    for row, best in enumerate(result.best.tolist()):
+        answer = expected[tuple(NONE if index == unknown else index for index in best)]
+        assert answer[row] == pytest.approx(max(each[row] for each in expected.values()), rel=1e-9)
+
+
+def test_a_family_without_species_is_answered():
+    """Where its images have no species: two species of one family, and another family with none."""
+    tree = TaxonomyTree(("species", "family"), {"species": 3, "family": 3}, {"species": np.array([-1, 1, 1])})
+    labels = np.array([[1, 1]] * 10 + [[2, 1]] * 10 + [[0, 2]] * 10 + [[0, 0]])
+    counts = tree.path_counts(labels)
+    assert counts == {"species": [1, 10, 10], "family": [0, 0, 10]}
+    logits = {"species": np.array([[9.0, 2.0, 0.0]]), "family": np.array([[0.0, -2.0, 2.0]])}
+    found = TaxonomyPaths(tree, counts)(logits, {"species": 1.0, "family": 1.0})
+    assert found.best.tolist() == [[0, 2]]
+    assert found.by_task["family"][0, 2] > 0.9
+    assert found.by_task["species"][0, 0] > 0.9
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(ranks=7), st.booleans())
+def test_probabilities_agree_along_the_tree(case, counted):
+    tree = case.taxonomy.tree
+    counts = {task: [2] * size for task, size in tree.num_classes.items()} if counted else {}
+    result = TaxonomyPaths(tree, counts)(case.logits, case.temperature)
     for task, coarser in itertools.pairwise(tree.task_keys):
         has = tree.parent[task] >= 0
         assert (result.by_task[task][:, has] <= result.by_task[coarser][:, tree.parent[task][has]]).all()

@@ -41,11 +41,11 @@ def random_taxonomy(sizes: list[int], null: bool, rng: np.random.Generator) -> T
 
 
 @st.composite
-def cases(draw: st.DrawFn, rows: int = 3) -> Case:
-    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def cases(draw: st.DrawFn, rows: int = 3, ranks: int = 3, sharpest: float = 30.0) -> Case:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=ranks))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     taxonomy = random_taxonomy(sizes, draw(st.booleans()), rng)
-    sharpness = draw(st.sampled_from([0.1, 2.0, 30.0]))
+    sharpness = draw(st.sampled_from([0.1, 2.0, sharpest]))
     logits = {
         task: (sharpness * rng.normal(size=(rows, len(ids)))).astype(np.float32)
         for task, ids in taxonomy.classes.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.data.dataset import PATH_COUNTS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
@@ -21,10 +22,13 @@ from linnaeus_jax.run.pretrained import initial_weights
 from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
+#: temperature of ranks above the finest one before any is fitted: most of what they say the finest one has said
+COARSER = 4.0
+
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperatures by task, by which logits are divided; fitted on validation rows.
+    """Temperatures by task, by which what a rank says is divided; fitted on validation rows.
 
     Attributes:
       ranks: of every rank by itself.
@@ -32,6 +36,7 @@ class Calibration:
       rows: rows that they were fitted on; 0: they were not, and are 1.
       coverage: of answers, in per cent -> threshold of their probability, see `conformal`.
       coverage_rows: rows that the thresholds were measured on; 0: they were not.
+      path_counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
     """
 
     ranks: Mapping[str, float]
@@ -39,11 +44,16 @@ class Calibration:
     rows: int = 0
     coverage: Mapping[str, float] = field(default_factory=dict)
     coverage_rows: int = 0
+    path_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
-    def none(cls, tasks: tuple[str, ...]) -> Calibration:
-        """No calibration; paths then weigh every rank alike, by the geometric mean of what the ranks say."""
-        return cls(dict.fromkeys(tasks, 1.0), dict.fromkeys(tasks, float(len(tasks))))
+    def none(cls, tasks: tuple[str, ...], path_counts: Mapping[str, Sequence[int]] | None = None) -> Calibration:
+        """No calibration. Paths then trust the finest rank, and the others for a quarter, or where the training rows
+        are not known weigh every rank alike, by the geometric mean of what the ranks say."""
+        paths = dict.fromkeys(tasks, float(len(tasks)))
+        if path_counts:
+            paths = dict.fromkeys(tasks, COARSER) | {tasks[0]: 1.0}
+        return cls(dict.fromkeys(tasks, 1.0), paths, path_counts=path_counts or {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +132,17 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
         saved.preprocessing,
         MetadataEncoder(tuple(Component(name, columns) for name, columns in saved.columns.items())),
         taxonomy,
-        Calibration.none(taxonomy.tasks),
+        Calibration.none(taxonomy.tasks, _path_counts(directory)),
         facts,
         tuple(Path(name).name for name in config.env.plugins),
     )
+
+
+def _path_counts(directory: RunDirectory) -> dict[str, list[int]]:
+    """Of the training rows; empty for runs of earlier versions."""
+    path = directory.assets / PATH_COUNTS
+    directory.check(path)
+    return read_json(path) if path.is_file() else {}
 
 
 def _taxonomy(saved: SavedWeights, directory: RunDirectory) -> Taxonomy:

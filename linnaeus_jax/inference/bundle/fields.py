@@ -64,6 +64,10 @@ def _thresholds(value: Any) -> bool:
     return _is_object(value) and all(_is_number(p) and 0 <= p <= 1 for p in value.values())
 
 
+def _counts(value: Any) -> bool:
+    return _is_object(value) and all(map(_list_of(_is_count), value.values()))
+
+
 def _temperatures(value: Any) -> bool:
     return _is_object(value) and all(_is_number(t) and 1e-3 <= t <= 1e3 for t in value.values())
 
@@ -101,6 +105,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.rows": ("a number of rows", _is_count),
     "calibration.coverage": ("a probability for each level of coverage", _thresholds),
     "calibration.coverage_rows": ("a number of rows", _is_count),
+    "calibration.path_counts": ("numbers of rows, a list for each rank", _counts),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
@@ -117,6 +122,7 @@ _OPTIONAL = (
     "ranks",
     "calibration.rows",
     "calibration.coverage",
+    "calibration.path_counts",
 )
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")
@@ -161,8 +167,13 @@ def _check_metadata(components: list[dict[str, Any]]) -> None:
             raise FieldError(f"metadata.{place}.columns holds {wrong[0]!r}; a wave of more than 0 m is needed")
 
 
-def check_ranks(about: Mapping[str, Any], tasks: tuple[str, ...]) -> None:
-    """Raises FieldError where fields are not those of the ranks in the other files of the bundle."""
+def check_ranks(about: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Raises FieldError where fields are not those of the ranks in the other files of the bundle.
+
+    Args:
+      sizes: task -> number of classes, finest rank first.
+    """
+    tasks = tuple(sizes)
     if about.get("ranks", list(tasks)) != list(tasks):
         raise FieldError(f"ranks is {_short(about['ranks'])}; {list(tasks)} is needed, as in the other files")
     for kind in ("ranks", "paths"):
@@ -171,6 +182,13 @@ def check_ranks(about: Mapping[str, Any], tasks: tuple[str, ...]) -> None:
                 f"calibration.{kind} is {_short(about['calibration'][kind])}; a temperature for each of "
                 f"{', '.join(tasks)} is needed"
             )
+    counts = about["calibration"].get("path_counts", {})
+    if counts and {task: len(each) for task, each in counts.items()} != dict(sizes):
+        raise FieldError(
+            "calibration.path_counts does not fit the classes; a number of rows for each of "
+            + ", ".join(f"{count} classes of {task}" for task, count in sizes.items())
+            + " is needed"
+        )
 
 
 def check_sizes(model: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:

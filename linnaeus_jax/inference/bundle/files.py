@@ -124,7 +124,7 @@ def _check_files(path: Path, about: Mapping[str, Any]) -> None:
 def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     settings = typed(config_from_json({"model": about["model"]})).model
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
-    check_ranks(about, taxonomy.tasks)
+    check_ranks(about, taxonomy.tree.num_classes)
     preprocessing = Preprocessing.from_json(about["image"])
     state = read_state(path / WEIGHTS).arrays
     check_sizes(about["model"], state)

@@ -1,13 +1,13 @@
 """Temperatures of a model from rows with known labels, and its answers beside the labels.
 
 A temperature divides the logits of a rank (Guo et al. 2017, On Calibration of Modern Neural Networks). `ranks` has one
-for every rank by itself; `paths` has those of the product over a path (`paths.py`), which are also the weights that the
-ranks have in it, and are fitted together.
+for every rank by itself; `paths` has those of the posterior over paths (`paths.py`), whose inverses are the weights of
+the ranks in it, and are fitted together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,12 @@ ENOUGH = 1e-6
 Objective = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
 
-def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Calibration:
+def fit(
+    logits: Logits,
+    labels: NDArray[np.integer],
+    taxonomy: Taxonomy,
+    path_counts: Mapping[str, Sequence[int]] | None = None,
+) -> Calibration:
     """Temperatures under which the labels are most probable.
 
     What is minimised is the sum of -log p over the rows and the ranks at which they are labelled, plus a prior: log T
@@ -46,6 +51,7 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
     Args:
       logits: task -> float32 [N, C].
       labels: int [N, T], class indices with the finest rank first; null is no label.
+      path_counts: of the training rows, see `TaxonomyTree.path_counts`.
 
     Returns:
       Temperatures under which the rows that they were fitted on are at least as probable as under `Calibration.none`.
@@ -55,7 +61,7 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
     """
     check_finite(logits)
     tasks = taxonomy.tasks
-    start = Calibration.none(tasks)
+    start = Calibration.none(tasks, path_counts)
     known = labelled(labels, taxonomy)
     if not known.any():
         return start
@@ -64,9 +70,10 @@ def fit(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Cali
         rows = known[:, place]
         of_rank = _rank_objective(np.asarray(logits[task])[rows], labels[rows, place])
         ranks[task] = float(_minimised(of_rank, np.array([start.ranks[task]]))[0])
-    of_paths = _path_objective(logits, labels, taxonomy)
+    of_paths = _path_objective(logits, labels, taxonomy, path_counts)
     paths = _minimised(of_paths, np.array([start.paths[task] for task in tasks]))
-    return Calibration(ranks, dict(zip(tasks, paths.tolist(), strict=True)), int(known.any(axis=1).sum()))
+    by_task = dict(zip(tasks, paths.tolist(), strict=True))
+    return Calibration(ranks, by_task, int(known.any(axis=1).sum()), path_counts=start.path_counts)
 
 
 def labelled(labels: NDArray[np.integer], taxonomy: Taxonomy) -> NDArray[np.bool_]:
@@ -106,9 +113,14 @@ def _rank_objective(logits: NDArray[np.float32], label: NDArray[np.integer]) -> 
     return objective
 
 
-def _path_objective(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxonomy) -> Objective:
+def _path_objective(
+    logits: Logits,
+    labels: NDArray[np.integer],
+    taxonomy: Taxonomy,
+    path_counts: Mapping[str, Sequence[int]] | None = None,
+) -> Objective:
     """-log of the probability that the paths give to the labels, summed over the labelled ranks."""
-    paths, tasks = TaxonomyPaths(taxonomy.tree), taxonomy.tasks
+    paths, tasks = TaxonomyPaths(taxonomy.tree, path_counts), taxonomy.tasks
     labels, known = np.asarray(labels), labelled(labels, taxonomy)
     used = np.flatnonzero(known.any(axis=1))
     most = max(LEAST_ROWS, MOST_NUMBERS // len(paths.classes))
@@ -122,7 +134,7 @@ def _path_objective(logits: Logits, labels: NDArray[np.integer], taxonomy: Taxon
             rows = used[part]
             some = {task: np.asarray(logits[task])[rows] for task in tasks}
             terms = [paths.rank_scores(place, some[task], t) for place, (task, t) in enumerate(temperature.items())]
-            scores = np.sum(terms, axis=0)
+            scores = np.sum(terms, axis=0) + paths.log_prior
             slopes = [  # d(score)/d(log temperature)
                 (paths.rank_scores(place, some[task], t * np.exp(STEP)) - terms[place]) / STEP
                 for place, (task, t) in enumerate(temperature.items())

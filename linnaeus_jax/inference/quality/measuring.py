@@ -15,7 +15,6 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
-from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.metrics.judged import Judged, joined
@@ -101,12 +100,13 @@ def read_rows(
     )
 
 
-def measure(rows: Rows, taxonomy: Taxonomy, seed: int = 0) -> Measured:
+def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
     """Judges every row by temperatures that were fitted on the half of the rows without it."""
+    taxonomy, path_counts = bundle.taxonomy, bundle.calibration.path_counts
     halves = np.array_split(np.random.default_rng(seed).permutation(len(rows.labels)), 2)
     parts: dict[tuple[str, str], list[Judged]] = {}
     for own, other in ((halves[0], halves[1]), (halves[1], halves[0])):
-        fitted = fit(some(rows.logits[WITH], other), rows.labels[other], taxonomy)
+        fitted = fit(some(rows.logits[WITH], other), rows.labels[other], taxonomy, path_counts)
         answers = Answers(taxonomy, fitted)
         for phase, logits in rows.logits.items():
             for name, consistency in CONSISTENCY.items():
@@ -120,7 +120,8 @@ def measure(rows: Rows, taxonomy: Taxonomy, seed: int = 0) -> Measured:
 
 def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
     """The bundle with temperatures of all the rows, and thresholds of coverage by what other rows gave."""
-    fitted = fit(measured.rows.logits[WITH], measured.rows.labels, bundle.taxonomy)
+    counts = bundle.calibration.path_counts
+    fitted = fit(measured.rows.logits[WITH], measured.rows.labels, bundle.taxonomy, counts)
     score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
     found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
     return dataclasses.replace(bundle, calibration=found)
