@@ -94,6 +94,7 @@ class TaxonomyPaths:
       classes: int32 [P, T], finest rank first; 0 is null where there is one, NONE where a path has no class.
       spans: task -> first and last path (excluded) of every class, int64 [C] each.
       log_prior: float64 [P], 0 where the training rows are not known.
+      log_share: of each rank float64 [taxa], shares of the prior; empty where the training rows are not known.
     """
 
     def __init__(self, tree: TaxonomyTree, counts: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -113,7 +114,7 @@ class TaxonomyPaths:
         self.classes: NDArray[np.int32] = classes[np.lexsort(classes.T)]
         self.spans = {task: self._span(place, task) for place, task in enumerate(tree.task_keys)}
         self.log_prior = np.zeros(len(self.classes))
-        self._log_share: list[NDArray[np.float64]] = []
+        self.log_share: list[NDArray[np.float64]] = []
         self._unknown_below: list[list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]] = []
         if counts:
             self._set_prior(counts)
@@ -137,7 +138,7 @@ class TaxonomyPaths:
             start, stop = (each[first:] for each in self.spans[task])
             through = np.diff(np.concatenate([[0.0], np.cumsum(rows)])[np.stack([start, stop])], axis=0)[0]
             named = np.maximum(through, ENDED)  # a class that no path names
-            self._log_share.append(np.log(named / named.sum()))
+            self.log_share.append(np.log(named / named.sum()))
 
     def _span(self, place: int, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and last path (excluded) of every class; nothing for null and for classes that no path names."""
@@ -164,7 +165,7 @@ class TaxonomyPaths:
 
     def rank_scores(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
         """What one rank says of every path: float64 [N, P] from its logits [N, C]."""
-        if self._log_share:
+        if self.log_share:
             return self._likelihood_ratios(place, logits, temperature)
         log_p = log_softmax(logits, temperature)
         nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
@@ -180,7 +181,7 @@ class TaxonomyPaths:
 
     def _likelihood_ratios(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
         """(log p - log pi) / temperature of the class that each path names, 0 where it names no taxon."""
-        first, log_share = int(self.tree.null_possible), self._log_share[place]
+        first, log_share = int(self.tree.null_possible), self.log_share[place]
         ratios = np.zeros((len(logits), len(log_share) + 1))  # the last is of no taxon
         if len(log_share):
             ratios[:, :-1] = (log_softmax(logits[:, first:]) - log_share) / temperature

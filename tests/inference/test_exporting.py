@@ -12,45 +12,53 @@ from datetime import date
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import export as jax_export
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.answers import Answers
+from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import exporting
 from linnaeus_jax.inference.files.exporting import (
+    ANSWERS,
     CLASSES,
     EXAMPLE,
     PIXELS,
     PROGRAM,
     README,
     WEIGHTS,
+    answer_settings,
     exported_program,
     readable_until,
     write_export,
 )
+from linnaeus_jax.inference.portable_answers import best_classes
 from linnaeus_jax.models.names import params_from_torch
 from linnaeus_jax.reading.observation import Observation
 from linnaeus_jax.tools import export
 from linnaeus_jax.weights.files import read_state
+from tests.inference.trees import cases
 from tests.npz import load_npz
 
 KNOWN = (Observation(), Observation(date="2024-05-17"), Observation(52.5, 13.4, "2024-05-17T12:00", 34))
 
 
 @pytest.fixture(scope="module")
-def given(model, bundle, pictures):
+def inputs(model, bundle, pictures):
     """Pixels, metadata and validity of 5 pictures: of none, one and all components."""
     encoded = bundle.encoder.encode([KNOWN[row % 3] for row in range(5)])
     return model.read(list(pictures.pixels[:5])), encoded.meta, encoded.valid
 
 
-def test_the_program_gives_the_same_logits(model, bundle, given):
+def test_the_program_gives_the_same_logits(model, bundle, inputs):
     program = exported_program(bundle)
     assert program.platforms == ("cpu", "cuda")
     assert [str(aval.shape[0]) for aval in program.in_avals] == ["b", "b", "b"]
-    logits = jax_export.deserialize(program.serialize()).call(*given)
-    expected = model.forward(*given)
+    logits = jax_export.deserialize(program.serialize()).call(*inputs)
+    expected = model.forward(*inputs)
     assert list(expected) == list(logits)
     for task, z in expected.items():
         np.testing.assert_allclose(logits[task], z, rtol=0, atol=1e-5)
@@ -75,14 +83,14 @@ np.savez(out, **results)
 
 
 @pytest.mark.slow
-def test_the_example_runs_without_this_package(model, bundle, given, tmp_path):
+def test_the_example_runs_without_this_package(model, bundle, inputs, tmp_path):
     write_export(bundle, tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "moved")
     assert len((tmp_path / "moved" / EXAMPLE).read_text().splitlines()) <= 20
     paths = [tmp_path / f"{number}.png" for number in range(5)]
-    for path, pixels in zip(paths, given[0], strict=True):
+    for path, pixels in zip(paths, inputs[0], strict=True):
         Image.fromarray(pixels).save(path)
-    np.savez(tmp_path / "given.npz", image=given[0], meta=given[1], valid=given[2])
+    np.savez(tmp_path / "given.npz", image=inputs[0], meta=inputs[1], valid=inputs[2])
     arguments = [tmp_path / "moved", tmp_path / "given.npz", tmp_path / "out.npz", *paths]
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "JAX_NUM_CPU_DEVICES")
@@ -99,13 +107,32 @@ def test_the_example_runs_without_this_package(model, bundle, given, tmp_path):
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert [rank for _, rank, *_ in lines[::5]] == ["family", "genus", "species"]
     result = load_npz(tmp_path / "out.npz")
-    np.testing.assert_array_equal(result["pixels"], given[0])
-    without = model.forward(given[0], np.zeros_like(given[1]), np.zeros_like(given[2]))
-    with_some = model.forward(*given)
+    np.testing.assert_array_equal(result["pixels"], inputs[0])
+    without = model.forward(inputs[0], np.zeros_like(inputs[1]), np.zeros_like(inputs[2]))
+    with_some = model.forward(*inputs)
     for task in bundle.tasks:
         np.testing.assert_allclose(result[f"example/{task}"], without[task], rtol=0, atol=1e-5)
         np.testing.assert_allclose(result[f"5/{task}"], with_some[task], rtol=0, atol=1e-5)
         np.testing.assert_allclose(result[f"1/{task}"], with_some[task][:1], rtol=0, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.booleans())
+def test_answers_are_those_of_the_bundle(case, counted):
+    """Of the most probable path, or of a model whose training rows are not known at each rank."""
+    taxonomy, tasks = case.taxonomy, case.taxonomy.tasks
+    counts = {task: [3] * size for task, size in taxonomy.tree.num_classes.items()} if counted else {}
+    calibration = Calibration(case.temperature, case.temperature, path_counts=counts)
+    answers = Answers(taxonomy, calibration)
+    options = answers.options(consistency="path" if counted else "documented", top_k=1)
+    best, by_task = answers.probabilities(case.logits, options)
+    found = best_classes(answer_settings(taxonomy, calibration), case.logits)
+    for place, task in enumerate(tasks):
+        classes, probability = found[taxonomy.ranks[task]]
+        np.testing.assert_array_equal(classes, best[:, place])
+        some = classes >= 0
+        rows = np.flatnonzero(some)
+        np.testing.assert_allclose(probability[some], by_task[task][rows, classes[some]], rtol=0, atol=1e-9)
 
 
 def test_the_other_files(bundle, tmp_path, capsys):
@@ -117,7 +144,7 @@ def test_the_other_files(bundle, tmp_path, capsys):
     readable = readable_until(date.today())
     assert readable in printed
     assert readable in (out / README).read_text("utf-8")
-    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, PIXELS, README, WEIGHTS}
+    assert {path.name for path in out.iterdir()} == {PROGRAM, CLASSES, EXAMPLE, PIXELS, ANSWERS, README, WEIGHTS}
     about = json.loads((out / CLASSES).read_text())
     assert [rank["rank"] for rank in about["ranks"]] == ["family", "genus", "species"]
     assert about["ranks"][2]["classes"][3] == {
@@ -159,6 +186,7 @@ def test_a_program_that_has_expired_is_one_line(bundle, tmp_path, monkeypatch, c
     (tmp_path / EXAMPLE).write_text(exporting._example(bundle), encoding="utf-8")
     (tmp_path / PROGRAM).write_bytes(b"program")
     (tmp_path / PIXELS).write_text("read_all = None")
+    (tmp_path / ANSWERS).write_text("best_classes = None")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(jax_export, "deserialize", expired)
     with pytest.raises(SystemExit) as ended:

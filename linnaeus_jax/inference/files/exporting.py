@@ -3,9 +3,10 @@ classes, an example of its use, and its weights as PyTorch has them.
 
 model.jax_export      (image uint8 [b, H, W, 3], meta float32 [b, D], meta_valid bool [b, K]) -> {task: logits [b, C]},
                       b chosen at each call; normalisation is part of the program, decoding and resizing are not
-classes.json          ranks with classes and temperatures, picture size, metadata columns
+classes.json          ranks with classes, temperatures and the posterior over paths, picture size, metadata columns
 example.py            pictures -> names, by jax, flatbuffers, numpy and pillow alone
 pixels.py             what it reads pictures with, a copy of `data.portable_images`
+answers.py            what its outputs say, a copy of `inference.portable_answers`
 README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
 """
@@ -27,16 +28,19 @@ from jax import export as jax_export
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import portable_images
 from linnaeus_jax.files import replaced_directory, write_json
-from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference import portable_answers
+from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.forward import forward_pass
+from linnaeus_jax.inference.paths import TaxonomyPaths
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
 
 PROGRAM, CLASSES, WEIGHTS = "model.jax_export", "classes.json", "weights.safetensors"
-EXAMPLE, PIXELS, README = "example.py", "pixels.py", "README.md"
+EXAMPLE, PIXELS, ANSWERS, README = "example.py", "pixels.py", "answers.py", "README.md"
 #: that JAX promises to read programs of an earlier version of itself, half a year, see jax.export's documentation
 GUARANTEED = datetime.timedelta(days=182)
 FORMAT = "linnaeus_jax export"
@@ -103,7 +107,8 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, _classes(bundle))
         (unfinished / EXAMPLE).write_text(_example(bundle), encoding="utf-8", newline="\n")
-        (unfinished / PIXELS).write_text(inspect.getsource(portable_images), encoding="utf-8")
+        for name, module in ((PIXELS, portable_images), (ANSWERS, portable_answers)):
+            (unfinished / name).write_text(inspect.getsource(module), encoding="utf-8")
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)
     return readable
@@ -119,36 +124,47 @@ def readable_until(made: datetime.date) -> str:
     )
 
 
-def _classes(bundle: Bundle) -> dict[str, Any]:
-    taxonomy, picture = bundle.taxonomy, bundle.preprocessing
-    ranks = []
-    for task in reversed(taxonomy.tasks):
-        names, common = taxonomy.names.name[task], taxonomy.names.common_name[task]
-        classes = [
-            {
-                "taxon_id": int(taxon),
-                "name": str(names[index]),
-                "common_name": str(common[index]),
-                "parent": int(parent),
+def answer_settings(taxonomy: Taxonomy, calibration: Calibration) -> dict[str, Any]:
+    """What `portable_answers` needs: `log_prior` of the paths, None where the training rows are not known, and `ranks`,
+    the coarsest first."""
+    counted, ranks = bool(calibration.path_counts), []
+    paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
+    for place, task in reversed([*enumerate(taxonomy.tasks)]):
+        rank: dict[str, Any] = {"task": task, "rank": taxonomy.ranks[task], "temperature": calibration.ranks[task]}
+        if counted:
+            rank |= {
+                "path_temperature": calibration.paths[task],
+                "log_share": paths.log_share[place].tolist(),
+                "paths": paths.classes[:, place].tolist(),
             }
-            for index, (taxon, parent) in enumerate(
-                zip(taxonomy.classes[task], taxonomy.tree.parent[task], strict=True)
-            )
+        ranks.append(rank)
+    return {"ranks": ranks, "log_prior": paths.log_prior.tolist() if counted else None}
+
+
+def _classes(bundle: Bundle) -> dict[str, Any]:
+    taxonomy, image = bundle.taxonomy, bundle.preprocessing
+    answers = answer_settings(taxonomy, bundle.calibration)
+    for rank in answers["ranks"]:
+        of_task = (
+            table[rank["task"]]
+            for table in (taxonomy.classes, taxonomy.names.name, taxonomy.names.common_name, taxonomy.tree.parent)
+        )
+        rank["classes"] = [
+            {"taxon_id": int(taxon), "name": str(name), "common_name": str(common), "parent": int(parent)}
+            for taxon, name, common, parent in zip(*of_task, strict=True)
         ]
-        temperature = bundle.calibration.ranks[task]
-        ranks.append({"task": task, "rank": taxonomy.ranks[task], "temperature": temperature, "classes": classes})
     return {
         "format": FORMAT,
         "facts": dict(bundle.facts),
         "jax": jax.__version__,
         "image": {
-            "size": list(picture.size),
-            "resize_mode": picture.resize_mode,
-            "interpolation": picture.interpolation,
-            "crop_fraction": picture.crop_fraction,
+            "size": list(image.size),
+            "resize_mode": image.resize_mode,
+            "interpolation": image.interpolation,
+            "crop_fraction": image.crop_fraction,
         },
         "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
-        "ranks": ranks,
+        **answers,
     }
 
 
@@ -172,6 +188,7 @@ _README = """\
 * `classes.json`: what its outputs mean
 * `example.py`: names pictures with it; needs jax, flatbuffers, numpy and pillow
 * `pixels.py`: how it reads pictures, as the program does that made this
+* `answers.py`: which taxa its outputs say, as the bundle does that was exported
 * `weights.safetensors`: the weights under PyTorch's names
 
 {readable}: keep it, or the bundle, to export the model again.
@@ -181,6 +198,7 @@ EXAMPLE_TEXT = '''\
 """Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
 import json, pathlib, sys
 import jax, jax.export, numpy as np
+from answers import best_classes
 from pixels import read_all
 folder = pathlib.Path(__file__).parent
 renew = "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
@@ -192,10 +210,9 @@ meta = np.zeros((len(image), {width}), np.float32){columns}
 known = np.zeros((len(image), {components}), bool){names}
 logits = {{task: np.asarray(z) for task, z in jax.jit(model.call)(image, meta, known).items()}}
 bad = [path for path, *rows in zip(sys.argv[1:], *logits.values()) if not all(np.isfinite(row).all() for row in rows)]
-for rank in classes["ranks"]:
-    probability = np.asarray(jax.nn.softmax(logits[rank["task"]] / rank["temperature"]))
-    for path, row in (each for each in zip(sys.argv[1:], probability) if each[0] not in bad):
-        best = rank["classes"][row.argmax()]
-        print(path, rank["rank"], best["taxon_id"], best["name"] or "unknown", f"{{row.max():.3f}}", sep="\\t")
+for rank, (best, probability) in zip(classes["ranks"], best_classes(classes, logits).values()):
+    for path, number, p in (each for each in zip(sys.argv[1:], best, probability) if each[0] not in bad):
+        taxon = {{"taxon_id": 0}} if number < 0 else rank["classes"][number]
+        print(path, rank["rank"], taxon["taxon_id"], taxon.get("name") or "unknown", f"{{p:.3f}}", sep="\\t")
 if bad: sys.exit("the outputs of the model are not finite for " + ", ".join(bad))
 '''
