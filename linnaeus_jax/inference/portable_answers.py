@@ -15,7 +15,7 @@ def best_classes(classes: Mapping[str, Any], logits: Mapping[str, Any]) -> dict[
 
     Args:
       classes: the content of classes.json.
-      logits: task -> [N, C].
+      logits: task -> [N, C]; what is said of a row that is not finite has no meaning.
     """
     log_p = {rank["rank"]: np.asarray(logits[rank["task"]], np.float64) for rank in classes["ranks"]}
     if classes["log_prior"] is None:
@@ -38,5 +38,6 @@ def best_classes(classes: Mapping[str, Any], logits: Mapping[str, Any]) -> dict[
 
 
 def _softmax(z: Any) -> Any:
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return np.maximum(e / e.sum(axis=1, keepdims=True), 1e-300)
+    with np.errstate(invalid="ignore"):
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return np.maximum(e / e.sum(axis=1, keepdims=True), 1e-300)
