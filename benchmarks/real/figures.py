@@ -70,7 +70,6 @@ def figures(arrays: Arrays) -> dict[str, Any]:
         judged = unpacked(arrays, kind)
         values = {name: measure(judged) for name, measure in MEASURES.items()}
         values["risk_coverage_area"] = np.array([_area(judged, place) for place in range(len(ranks))])
-        values["macro_accuracy"] = np.array([_macro(judged, place) for place in range(len(ranks))])
         found[kind] = {
             rank: {name: _digits(value[place]) for name, value in values.items()} for place, rank in enumerate(ranks)
         }
@@ -127,12 +126,8 @@ def _area(judged: Judged, place: int) -> float:
     return float(np.mean(coverage_and_risk(judged, place)[1]))
 
 
-def _macro(judged: Judged, place: int) -> float:
-    """Accuracy of each class, averaged over the classes that have test rows."""
-    return _mean_of_classes(judged.label[:, place], judged.predicted[:, place])
-
-
 def _mean_of_classes(label: NDArray[np.integer], predicted: NDArray[np.integer]) -> float:
+    """Accuracy of each class, averaged over the classes that have test rows."""
     known = label >= 0
     rows, right = np.bincount(label[known]), np.bincount(label[known], (predicted == label)[known])
     return float(np.mean((right / np.maximum(rows, 1))[rows > 0]))

@@ -22,6 +22,8 @@ from linnaeus_jax.metrics.mistakes import Mistakes
 TINY = 1e-12
 #: confidences of the tables of what is answered at which
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+#: classes are told apart by their training rows, from each of these on
+COUNTS = (0, 5, 10, 20, 50, 100)
 #: a line of reliability joins bins of so many rows; smaller ones are dots alone
 LEAST_ROWS = 10
 
@@ -90,6 +92,36 @@ def accuracy(judged: Judged) -> NDArray[np.float64]:
     return _share(judged.right.sum(axis=0), judged.known.sum(axis=0))
 
 
+def macro_accuracy(judged: Judged) -> NDArray[np.float64]:
+    """Accuracy of each class, averaged over the classes that have labelled rows, [T]; NaN at a rank without labels."""
+    means = []
+    for known, label, right in zip(judged.known.T, judged.label.T, judged.right.T, strict=True):
+        rows = np.bincount(label[known])
+        of_class = np.bincount(label[known], right[known], len(rows))
+        means.append((of_class[rows > 0] / rows[rows > 0]).mean() if len(rows) else np.nan)
+    return np.array(means)
+
+
+def accuracy_by_rows(judged: Judged, rows: Sequence[int]) -> list[tuple[int, int | None, int, float]]:
+    """Accuracy at the finest rank by how many training rows the class of the label has.
+
+    Args:
+      rows: training rows of each class.
+
+    Returns:
+      Of every group that has labelled rows: least training rows, most (None: no limit), labelled rows, accuracy.
+    """
+    known = judged.known[:, 0]
+    count, right = np.asarray(rows)[judged.label[known, 0]], judged.right[known, 0]
+    found = []
+    for least, above in zip(COUNTS, (*COUNTS[1:], None)):
+        inside = (count >= least) & (count < (np.inf if above is None else above))
+        if inside.any():
+            most = None if above is None else above - 1
+            found.append((least, most, int(inside.sum()), float(right[inside].mean())))
+    return found
+
+
 def nll(judged: Judged) -> NDArray[np.float64]:
     """Mean of -log of the label's probability, in nats, over the labelled rows, [T]; NaN at a rank without labels."""
     cost = -np.log(np.maximum(judged.of_label, TINY))
@@ -118,7 +150,12 @@ def ece(judged: Judged) -> NDArray[np.float64]:
 
 
 #: name in tables and files -> [T] of a table
-MEASURES: dict[str, Callable[[Judged], NDArray[np.float64]]] = {"accuracy": accuracy, "nll": nll, "ece": ece}
+MEASURES: dict[str, Callable[[Judged], NDArray[np.float64]]] = {
+    "accuracy": accuracy,
+    "macro_accuracy": macro_accuracy,
+    "nll": nll,
+    "ece": ece,
+}
 
 
 def coverage_and_risk(judged: Judged, place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -13,11 +13,12 @@ from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.quality.card import one_cell, summary, table, write_card
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Rows, calibrated, measure
-from linnaeus_jax.metrics.judged import accuracy, nll
+from linnaeus_jax.metrics.judged import accuracy, accuracy_by_rows, macro_accuracy, nll
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.test_calibration import overconfident
 
@@ -47,6 +48,8 @@ def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
     assert (numbers["rows"], numbers["of"]) == (200, 1000)
     np.testing.assert_allclose(numbers["paths"]["accuracy"], accuracy(measured.judged[WITH, "paths"]), atol=1e-6)
     assert len(numbers["ranks without metadata"]["ece"]) == 3
+    of_class = [ranks.right[ranks.label[:, 0] == label, 0].mean() for label in set(ranks.label[ranks.known[:, 0], 0])]
+    assert macro_accuracy(ranks)[0] == pytest.approx(np.mean(of_class))
 
 
 def test_a_card_names_the_plugins(bundle, tmp_path):
@@ -84,8 +87,14 @@ def test_texts_of_data_are_no_markup():
 
 
 def test_card(bundle, rows, tmp_path):
-    measured = measure(rows, bundle)
+    counts = {task: [7] * size for task, size in bundle.taxonomy.tree.num_classes.items()}
+    bundle = dataclasses.replace(bundle, calibration=Calibration.none(bundle.tasks, counts))
+    test = ({task: z[:40] for task, z in rows.logits[WITH].items()}, rows.labels[:40])
+    measured = measure(dataclasses.replace(rows, test=test), bundle)
     fitted = calibrated(bundle, measured)
+    assert measured.test is not None
+    right = (measured.test.predicted == rows.labels[:40])[rows.labels[:40, 0] > 0, 0]
+    assert accuracy_by_rows(measured.test, counts["taxa_L10"]) == [(5, 9, len(right), right.mean())]
     fitted = dataclasses.replace(fitted, facts={**bundle.facts, "licence": "CC BY 4.0", "measured": summary(measured)})
     write_bundle(fitted, tmp_path / "b", lambda directory: write_card(fitted, measured, directory))
     read = read_bundle(tmp_path / "b")
@@ -102,6 +111,8 @@ def test_card(bundle, rows, tmp_path):
         "| habitat | a\\|b | 50 |",
         "the path, without metadata, %",
         "last parameters after 7 updates",
+        "### On test rows\n\n40 rows that were set aside",
+        f"| 5 to 9 | {len(right)} | {100 * right.mean():.1f} |",
         f"species {bundle.taxonomy.tree.num_classes['taxa_L10'] - 1} |",  # "unknown" is no taxon
     ):
         assert words in text

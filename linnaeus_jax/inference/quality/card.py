@@ -17,7 +17,17 @@ from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSION
 from linnaeus_jax.inference.quality.card_figures import draw_accuracy, draw_reliability, draw_roll_up
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
-from linnaeus_jax.metrics.judged import MEASURES, THRESHOLDS, accuracy, ece, nll, roll_up, roll_up_rows
+from linnaeus_jax.metrics.judged import (
+    MEASURES,
+    THRESHOLDS,
+    accuracy,
+    accuracy_by_rows,
+    ece,
+    macro_accuracy,
+    nll,
+    roll_up,
+    roll_up_rows,
+)
 from linnaeus_jax.reporting.tables import percent
 
 IMAGES = "images"
@@ -47,7 +57,8 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         draw_accuracy(images / "accuracy.png", ranks, _accuracies(measured))
         draw_reliability(images / "reliability.png", ranks, measured.raw, paths)
         draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
-        sections += [_accuracy(bundle, measured), _subsets(bundle, measured), _calibration(bundle, measured)]
+        sections += [_accuracy(bundle, measured), _test(bundle, measured), _by_rows(bundle, measured)]
+        sections += [_subsets(bundle, measured), _calibration(bundle, measured)]
         sections += [_roll_up(bundle, measured), _coverage(bundle, measured)]
     sections += [_limits(bundle), _licences(bundle, measured)]
     (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8", newline="\n")
@@ -58,6 +69,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     judged = {
         "raw": measured.raw,
         **{f"{name}{_SUFFIX[phase]}": each for (phase, name), each in measured.judged.items()},
+        **({"test": measured.test} if measured.test is not None else {}),
     }
     return {
         "rows": len(measured.rows.labels),
@@ -153,6 +165,7 @@ def _sample(measured: Measured) -> str:
 
 def _accuracy(bundle: Bundle, measured: Measured) -> str:
     columns = _accuracies(measured)
+    columns["mean of classes"] = macro_accuracy(measured.judged[WITH, "paths"])
     rows = [
         (rank, f"{measured.raw.known[:, place].sum():,}", *(percent(column[place]) for column in columns.values()))
         for place, rank in bundle.taxonomy.coarse_first
@@ -161,7 +174,45 @@ def _accuracy(bundle: Bundle, measured: Measured) -> str:
     return (
         f"## How good it is\n\nMeasured on {_sample(measured)}. Accuracy is the share of the rows labelled at a rank "
         'that are answered rightly there; "unknown" is then wrong. *The path* is the most probable one through the '
-        f"taxonomy, the answer of `predict`.\n\n{text}\n\n![accuracy by rank]({IMAGES}/accuracy.png)"
+        "taxonomy, the answer of `predict`; *mean of classes* is its accuracy of each class, averaged.\n\n"
+        f"{text}\n\n![accuracy by rank]({IMAGES}/accuracy.png)"
+    )
+
+
+def _test(bundle: Bundle, measured: Measured) -> str:
+    """What the labels file sets aside for testing, where it does."""
+    if (test := measured.test) is None:
+        return ""
+    columns = [measure(test) for measure in (accuracy, macro_accuracy, nll, ece)]
+    rows = [
+        (rank, f"{test.known[:, place].sum():,}", *map(percent, (columns[0][place], columns[1][place])))
+        + tuple(number(column[place]) for column in columns[2:])
+        for place, rank in bundle.taxonomy.coarse_first
+    ]
+    head = ("rank", "labelled rows", "the path, %", "mean of classes, %", "NLL", "ECE")
+    return (
+        f"### On test rows\n\n{len(test.label):,} rows that were set aside: neither trained on, nor used to choose or "
+        f"calibrate anything. Where they and the validation rows differ, these say more.\n\n{table(head, rows)}"
+    )
+
+
+def _by_rows(bundle: Bundle, measured: Measured) -> str:
+    """Accuracy by how many training rows a class has; nothing where these are not known."""
+    if not (counts := bundle.calibration.path_counts):
+        return ""
+    finest, which, judged = bundle.taxonomy.tasks[0], "validation", measured.judged[WITH, "paths"]
+    if measured.test is not None:
+        which, judged = "test", measured.test
+    if not (found := accuracy_by_rows(judged, counts[finest])):
+        return ""
+    rows = [
+        (f"{least:,} or more" if most is None else f"{least} to {most}", f"{count:,}", percent(share))
+        for least, most, count, share in found
+    ]
+    rank = bundle.taxonomy.ranks[finest]
+    return (
+        f"### By training rows\n\nAccuracy of the path at {rank}, by how many training rows the {rank} has.\n\n"
+        + table((f"training rows of the {rank}", f"{which} rows", "right, %"), rows)
     )
 
 
@@ -188,10 +239,12 @@ def _calibration(bundle: Bundle, measured: Measured) -> str:
     columns = [measured.raw, measured.judged[WITH, "ranks"], measured.judged[WITH, "paths"]]
     values = [of(each) for of in (nll, ece) for each in columns]
     rows = [(rank, *(number(each[place]) for each in values)) for place, rank in bundle.taxonomy.coarse_first]
-    unknown = (
-        ' Part of the probability stays with "unknown" as often as training labels were missing, so that answers may '
-        "be right more often than they say."
-    )
+    unknown = ""
+    if not bundle.calibration.path_counts:
+        unknown = (
+            ' Part of the probability stays with "unknown" as often as training labels were missing, so that answers '
+            "may be right more often than they say."
+        )
     names = [f"{what} {which}" for what in ("NLL", "ECE") for which in ("before", "of a rank", "of the path")]
     return (
         "### Calibration\n\n*Before*: softmax of the logits. *Of a rank*: with a temperature for every rank. *Of the "

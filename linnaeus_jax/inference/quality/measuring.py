@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, fin
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
-from linnaeus_jax.run.evaluate import Loaded, evaluate, load
+from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
+
+log = logging.getLogger("linnaeus_jax")
 
 #: most rows that are measured, and most bytes of their logits
 MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
@@ -38,6 +41,8 @@ class Rows:
       total: validation rows, of which N were drawn.
       not_finite: rows that were drawn and are not among the N, because the outputs of the model are not finite.
       licences: of the training rows, by name; {} where the labels file has none.
+      test: logits with all metadata, task -> float32 [n, C], and labels int32 [n, T] of the test rows of the labels
+        file, or of as many drawn from them; None where it sets none aside.
     """
 
     logits: Mapping[str, Logits]
@@ -46,6 +51,7 @@ class Rows:
     total: int
     licences: Mapping[str, int]
     not_finite: int = 0
+    test: tuple[Logits, NDArray[np.int32]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +62,15 @@ class Measured:
       rows: what was measured on.
       raw: `ranks` of the logits as they are.
       judged: (phase, "ranks" or "paths") -> answers by temperatures that were fitted on other rows.
+      calibration: fitted on all the rows.
+      test: answers by paths for the test rows, where there are some.
     """
 
     rows: Rows
     raw: Judged
     judged: Mapping[tuple[str, str], Judged]
+    calibration: Calibration
+    test: Judged | None = None
 
 
 def read_rows(
@@ -84,8 +94,9 @@ def read_rows(
         raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
     phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
-    split = whole.sample(min(most_rows, max(1, MOST_BYTES // row_bytes)), seed)
-    evaluation = evaluate(_with_weights(loaded, bundle), phases, split, logits=True, progress=progress)
+    most_rows = min(most_rows, max(1, MOST_BYTES // row_bytes))
+    split, loaded = whole.sample(most_rows, seed), _with_weights(loaded, bundle)
+    evaluation = evaluate(loaded, phases, split, logits=True, progress=progress)
     logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
     if not finite.any():
@@ -97,7 +108,23 @@ def read_rows(
         len(whole),
         license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
         int(np.count_nonzero(~finite)),
+        _test_rows(loaded, most_rows, seed, progress),
     )
+
+
+def _test_rows(
+    loaded: Loaded, most_rows: int, seed: int, progress: Callable[[int, int], None] | None
+) -> tuple[Logits, NDArray[np.int32]] | None:
+    if not len(loaded.dataset.test_rows):
+        return None
+    try:
+        split = test_split(loaded).sample(most_rows, seed)
+    except EvaluateError as error:
+        log.warning("test rows are not measured: %s", error)
+        return None
+    found = evaluate(loaded, (MAIN,), split, logits=True, progress=progress).predictions[WITH]
+    finite = finite_rows(found.logits)
+    return (some(found.logits, finite), found.label[finite]) if finite.any() else None
 
 
 def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
@@ -114,14 +141,15 @@ def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
                 parts.setdefault((phase, name), []).append(one)
     back = np.argsort(np.concatenate(halves))
     judged = {key: joined(each).take(back) for key, each in parts.items()}
-    raw = Answers(taxonomy, Calibration.none(taxonomy.tasks))
-    return Measured(rows, judge(rows.logits[WITH], rows.labels, raw, CONSISTENCY["ranks"]), judged)
+    raw = judge(rows.logits[WITH], rows.labels, Answers(taxonomy, Calibration.none(taxonomy.tasks)), "documented")
+    fitted = fit(rows.logits[WITH], rows.labels, taxonomy, path_counts)
+    test = None if rows.test is None else judge(*rows.test, Answers(taxonomy, fitted))
+    return Measured(rows, raw, judged, fitted, test)
 
 
 def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
     """The bundle with temperatures of all the rows, and thresholds of coverage by what other rows gave."""
-    counts = bundle.calibration.path_counts
-    fitted = fit(measured.rows.logits[WITH], measured.rows.labels, bundle.taxonomy, counts)
+    fitted = measured.calibration
     score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
     found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
     return dataclasses.replace(bundle, calibration=found)
