@@ -8,7 +8,9 @@ training rows of each path (Bayes' rule with one likelihood ratio for each rank)
 
 - prior: training rows of the path plus `SEEN`, of those that end above a taxon's children plus `ENDED`;
 - pi_t(c): the prior of all paths through c among those that name a taxon of rank t;
-- a rank at which the path names no taxon adds nothing, so that a family whose images have no species can be the answer;
+- a rank at which the path names no taxon adds nothing. If the path ends at a taxon without any child, as a family does
+  whose images all have no species, the rank says what the taxon's own rank says: the finer head knows nothing of such
+  images and would name a species of another family;
 - 1 / temperature_t is the weight of a rank: ranks that say the same are no independent evidence.
 
 Models whose training rows are not known (of weights from elsewhere, and of bundles of earlier versions, which answer
@@ -115,6 +117,9 @@ class TaxonomyPaths:
         self.spans = {task: self._span(place, task) for place, task in enumerate(tree.task_keys)}
         self.log_prior = np.zeros(len(self.classes))
         self.log_share: list[NDArray[np.float64]] = []
+        self._column: list[NDArray[np.int64]] = []
+        # of every rank, the coarser ranks that speak in its place, and of which paths
+        self._childless: list[list[tuple[int, NDArray[np.int64]]]] = []
         self._unknown_below: list[list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]] = []
         if counts:
             self._set_prior(counts)
@@ -125,20 +130,28 @@ class TaxonomyPaths:
         tree, first = self.tree, int(self.tree.null_possible)
         known = self.classes >= first
         end = np.where(known.any(axis=1), known.argmax(axis=1), 0)
-        rows = np.zeros(len(self.classes))
+        rows, ends = np.zeros(len(self.classes)), []
         for place, task in enumerate(tree.task_keys):
-            here = end == place
-            ends = self.classes[here, place]
-            childless = known[here, place]
+            here = np.flatnonzero(end == place)
+            taxa, childless = self.classes[here, place], known[here, place]
             if place:
-                childless &= ~np.isin(ends, tree.parent[tree.task_keys[place - 1]])
-            rows[here] = np.asarray(counts[task])[ends] + np.where(childless, SEEN, ENDED)
+                childless &= ~np.isin(taxa, tree.parent[tree.task_keys[place - 1]])
+            rows[here] = np.asarray(counts[task])[taxa] + np.where(childless, SEEN, ENDED)
+            ends.append(here[childless])
         self.log_prior = np.log(rows / rows.sum())
         for task in tree.task_keys:
             start, stop = (each[first:] for each in self.spans[task])
             through = np.diff(np.concatenate([[0.0], np.cumsum(rows)])[np.stack([start, stop])], axis=0)[0]
             named = np.maximum(through, ENDED)  # a class that no path names
             self.log_share.append(np.log(named / named.sum()))
+        self._column = [
+            np.where(self.classes[:, place] >= first, self.classes[:, place] - first, len(share))
+            for place, share in enumerate(self.log_share)
+        ]
+        self._childless = [
+            [(coarser, paths) for coarser, paths in enumerate(ends) if coarser > place and len(paths)]
+            for place in range(len(ends))
+        ]
 
     def _span(self, place: int, task: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First and last path (excluded) of every class; nothing for null and for classes that no path names."""
@@ -158,16 +171,19 @@ class TaxonomyPaths:
         """Unnormalised log-probabilities [N, P]; -inf for paths with a class that is not `allowed`."""
         total = np.tile(self.log_prior, (len(next(iter(logits.values()))), 1))
         for place, task in enumerate(self.tree.task_keys):
-            total += self.rank_scores(place, logits[task], temperature[task])
+            total += self.rank_scores(place, logits, temperature[task])
             if allowed is not None:
                 total[:, ~np.append(allowed[task], True)[self.classes[:, place]]] = -np.inf  # NONE is the last
         return total
 
-    def rank_scores(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
-        """What one rank says of every path: float64 [N, P] from its logits [N, C]."""
+    def rank_scores(self, place: int, logits: Logits, temperature: float) -> NDArray[np.float64]:
+        """What one rank says of every path: float64 [N, P] from logits [N, C] by task."""
         if self.log_share:
-            return self._likelihood_ratios(place, logits, temperature)
-        log_p = log_softmax(logits, temperature)
+            scores = self._evidence(place, logits)[:, self._column[place]]
+            for coarser, paths in self._childless[place]:
+                scores[:, paths] = self._evidence(coarser, logits)[:, self._column[coarser][paths]]
+            return np.asarray(scores / temperature, np.float64)
+        log_p = log_softmax(logits[self.tree.task_keys[place]], temperature)
         nothing = np.full((len(log_p), 1), -np.log(log_p.shape[1]))
         # NONE is the last; np.take is several times faster than the same by indexing
         scores = np.take(np.concatenate([log_p, nothing], axis=1), self.classes[:, place], axis=1, mode="wrap")
@@ -179,14 +195,22 @@ class TaxonomyPaths:
             scores[:, paths] += np.log((1 - EVEN_SHARE) * share + EVEN_SHARE * even)[:, above]
         return scores
 
-    def _likelihood_ratios(self, place: int, logits: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
-        """(log p - log pi) / temperature of the class that each path names, 0 where it names no taxon."""
-        first, log_share = int(self.tree.null_possible), self.log_share[place]
-        ratios = np.zeros((len(logits), len(log_share) + 1))  # the last is of no taxon
+    def weights(self, temperature: Mapping[str, float]) -> list[NDArray[np.float64]]:
+        """Of each rank float64 [P]: how much its evidence counts in each path, where the training rows are known."""
+        inverse = [1 / temperature[task] for task in self.tree.task_keys]
+        found = [np.full(len(self.classes), weight) for weight in inverse]
+        for place, childless in enumerate(self._childless):
+            for coarser, paths in childless:
+                found[coarser][paths] += inverse[place]
+        return found
+
+    def _evidence(self, place: int, logits: Logits) -> NDArray[np.float64]:
+        """log p - log pi of every taxon of a rank, float64 [N, taxa + 1]; the last is 0, of no taxon."""
+        z, log_share = logits[self.tree.task_keys[place]], self.log_share[place]
+        ratios = np.zeros((len(z), len(log_share) + 1))
         if len(log_share):
-            ratios[:, :-1] = (log_softmax(logits[:, first:]) - log_share) / temperature
-        column = np.where(self.classes[:, place] >= first, self.classes[:, place] - first, len(log_share))
-        return np.take(ratios, column, axis=1)
+            ratios[:, :-1] = log_softmax(z[:, int(self.tree.null_possible) :]) - log_share
+        return ratios
 
     def _unknown(self, place: int) -> list[tuple[csr_array, NDArray[np.int64], NDArray[np.int32]]]:
         """Where a rank is null below a taxon, for every coarser rank of that taxon: bool [C - 1, C of that rank], the

@@ -28,7 +28,7 @@ def best_classes(classes: Mapping[str, Any], logits: Mapping[str, Any]) -> dict[
         ratio = np.zeros((len(z), z.shape[1] + 1))  # the last is of no class
         if len(share):
             ratio[:, first:-1] = np.log(_softmax(z[:, first:])) - share
-        score = score + ratio[:, rank["paths"]] / rank["path_temperature"]
+        score = score + ratio[:, rank["paths"]] * rank["path_weights"]
     probability, best, found = _softmax(score), score.argmax(axis=1), {}
     for rank in classes["ranks"]:
         path = np.array(rank["paths"])

@@ -102,15 +102,23 @@ def posterior_by_hand(case: Case, counts: dict[str, list[int]]) -> dict[tuple[in
     if tree.null_possible:
         rows[(NONE,) * len(tree.task_keys)] = counts[tree.task_keys[0]][0] + ENDED
     found = {path: np.full(len(case.logits[tree.task_keys[0]]), number) for path, number in rows.items()}
+    ratios: list[dict[int, np.ndarray]] = []
     for place, task in enumerate(tree.task_keys):
         named = sum(number for path, number in rows.items() if path[place] != NONE)
+        taxa = np.exp(case.logits[task][:, first:].astype(np.float64))
+        ratios.append({})
         for index in range(first, tree.num_classes[task]):
             share = sum(number for path, number in rows.items() if path[place] == index) / named
-            taxa = np.exp(case.logits[task][:, first:].astype(np.float64))
-            ratio = taxa[:, index - first] / taxa.sum(axis=1) / share
-            for path in found:
-                if path[place] == index:
-                    found[path] = found[path] * ratio ** (1 / case.temperature[task])
+            ratios[place][index] = taxa[:, index - first] / taxa.sum(axis=1) / share
+    for path in found:
+        end = next((place for place, index in enumerate(path) if index != NONE), None)
+        children = end is None or (end and path[end] in tree.parent[tree.task_keys[end - 1]])
+        for place, task in enumerate(tree.task_keys):
+            speaks = place
+            if end is not None and place < end and not children:  # no child of it was ever seen
+                speaks = end
+            if path[speaks] != NONE:
+                found[path] = found[path] * ratios[speaks][path[speaks]] ** (1 / case.temperature[task])
     total = sum(found.values())
     return {path: probability / total for path, probability in found.items()}
 
@@ -139,8 +147,8 @@ def test_a_family_without_species_is_answered():
     labels = np.array([[1, 1]] * 10 + [[2, 1]] * 10 + [[0, 2]] * 10 + [[0, 0]])
     counts = tree.path_counts(labels)
     assert counts == {"species": [1, 10, 10], "family": [0, 0, 10]}
-    logits = {"species": np.array([[9.0, 2.0, 0.0]]), "family": np.array([[0.0, -2.0, 2.0]])}
-    found = TaxonomyPaths(tree, counts)(logits, {"species": 1.0, "family": 1.0})
+    logits = {"species": np.array([[9.0, 6.0, 0.0]]), "family": np.array([[0.0, -2.0, 4.0]])}
+    found = TaxonomyPaths(tree, counts)(logits, {"species": 1.0, "family": 2.0})
     assert found.best.tolist() == [[0, 2]]
     assert found.by_task["family"][0, 2] > 0.9
     assert found.by_task["species"][0, 0] > 0.9

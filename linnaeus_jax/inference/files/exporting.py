@@ -129,13 +129,14 @@ def answer_settings(taxonomy: Taxonomy, calibration: Calibration) -> dict[str, A
     the coarsest first."""
     counted, ranks = bool(calibration.path_counts), []
     paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
+    weights = paths.weights(calibration.paths) if counted else []
     for place, task in reversed([*enumerate(taxonomy.tasks)]):
         rank: dict[str, Any] = {"task": task, "rank": taxonomy.ranks[task], "temperature": calibration.ranks[task]}
         if counted:
             rank |= {
-                "path_temperature": calibration.paths[task],
                 "log_share": paths.log_share[place].tolist(),
                 "paths": paths.classes[:, place].tolist(),
+                "path_weights": weights[place].tolist(),
             }
         ranks.append(rank)
     return {"ranks": ranks, "log_prior": paths.log_prior.tolist() if counted else None}

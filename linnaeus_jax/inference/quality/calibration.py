@@ -133,11 +133,11 @@ def _path_objective(
         for part in _chunks(len(used), len(paths.classes)):
             rows = used[part]
             some = {task: np.asarray(logits[task])[rows] for task in tasks}
-            terms = [paths.rank_scores(place, some[task], t) for place, (task, t) in enumerate(temperature.items())]
+            terms = [paths.rank_scores(place, some, t) for place, t in enumerate(temperature.values())]
             scores = np.sum(terms, axis=0) + paths.log_prior
             slopes = [  # d(score)/d(log temperature)
-                (paths.rank_scores(place, some[task], t * np.exp(STEP)) - terms[place]) / STEP
-                for place, (task, t) in enumerate(temperature.items())
+                (paths.rank_scores(place, some, t * np.exp(STEP)) - terms[place]) / STEP
+                for place, t in enumerate(temperature.values())
             ]
             everything, mean = _log_sum(scores, slopes)
             for place, task in enumerate(tasks):
