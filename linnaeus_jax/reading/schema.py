@@ -59,7 +59,7 @@ WHERE_AND_WHEN: tuple[str, ...] = (
 )
 RIGHTS: tuple[str, ...] = ("license", "rights_holder", "doi")
 TAXON_NOTES: tuple[str, ...] = ("status", "accepted_id", "accepted_name", "scientific_name", "taxon_rank")
-SPLIT = "split"
+SPLIT, PLACE = "split", "place"
 SUBSET = "subset_"
 #: every standard column but those of ranks and subsets
 FIXED_COLUMNS: tuple[str, ...] = (
@@ -70,6 +70,7 @@ FIXED_COLUMNS: tuple[str, ...] = (
     *RIGHTS,
     *TAXON_NOTES,
     SPLIT,
+    PLACE,
     REASON,
     DETAIL,
 )
@@ -110,6 +111,7 @@ class SourceRows:
       files: what was read, in reading order.
       links: standard column -> column of the source, for the report.
       warnings: what a person should know, one line each.
+      named: levels that are kept where no ranks are asked for, beside the usual ones.
     """
 
     frame: pl.DataFrame
@@ -118,6 +120,7 @@ class SourceRows:
     files: tuple[Path, ...]
     links: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
 
 def standard_order(columns: list[str], levels: tuple[str, ...]) -> list[str]:

@@ -26,7 +26,8 @@ Main = Callable[[Sequence[str]], int | None]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that also answers a shell which asks for completions."""
+    """A parser that also answers a shell which asks for completions, and takes "-,species" as the value of an option:
+    argparse takes what begins with a dash for another option."""
 
     _answering = False
 
@@ -36,7 +37,13 @@ class Parser(argparse.ArgumentParser):
 
             self._answering = True  # the answer parses what is typed so far
             argcomplete.autocomplete(self)  # prints them and ends the process
-        return super().parse_known_args(args, namespace)
+        joined: list[str] = []
+        for text in sys.argv[1:] if args is None else args:
+            if text.startswith("-,") and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+                joined[-1] += f"={text}"
+            else:
+                joined.append(text)
+        return super().parse_known_args(joined, namespace)
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:

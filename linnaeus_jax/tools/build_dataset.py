@@ -69,7 +69,12 @@ def argument_parser() -> argparse.ArgumentParser:
 
     labels = parser.add_argument_group("labels")
     labels.add_argument(
-        "--ranks", type=levels, default=(), help="ranks, finest first: species,genus, or any names: fine,coarse"
+        "--ranks",
+        type=levels,
+        default=(),
+        metavar="RANK,...",
+        help="selection of the ranks that the source has, the finest first (--folder-ranks runs the other way): "
+        "species,genus, or any names: fine,coarse",
     )
     labels.add_argument(
         "--names",

@@ -79,8 +79,8 @@ def test_given_ranks(tmp_path):
     for ranks in (["species", "order"], ["order", "order"], ["-", "-", "-"]):
         with pytest.raises(UserError, match="coarse to fine"):
             folders.read(tmp_path, ranks=ranks)
-    with pytest.raises(UserError, match="rank 'clan' is unknown"):
-        folders.read(tmp_path, ranks=["clan"])
+    with pytest.raises(UserError, match="'5th' cannot be the name of a rank"):
+        folders.read(tmp_path, ranks=["5th"])
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,45 @@ def test_folders_of_no_rank_keep_the_places_of_the_others(tmp_path):
     source = folders.read(tree(tmp_path, "train/x/a/b/1.jpg", "val/x/a/b/2.jpg"), ranks=["-", "family", "species"])
     assert source.links == {"split": "folder 1", "name_L10": "folder 4", "name_L30": "folder 3"}
     assert source.frame["split"].to_list() == ["train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "offer"),
+    [
+        (["N/A1/fox", "N/A1/owl", "N/A2/fox", "S/B1/fox", "S/B1/owl"], "-,place,species (A1 = place, fox = species)"),
+        (["Birds/S1/owl", "Birds/S2/owl", "Mammals/S1/fox", "Mammals/S2/fox"], "genus,place,species (Birds = genus, "),
+        (
+            ["S1/Parus/Parus ater", "S1/Corvus/Corvus corax", "S2/Parus/Parus ater", "S2/Corvus/Corvus corax"],
+            "place,gen",
+        ),
+        (["Sitta europaea/S1", "Sitta europaea/S2", "Parus caeruleus/S1"], "species,place (Parus caeruleus = sp"),
+    ],
+)
+def test_levels_that_do_not_nest(tmp_path, paths, offer):
+    tree(tmp_path, *(f"{path}/1.jpg" for path in paths))
+    with pytest.raises(UserError) as error:
+        folders.read(tmp_path)
+    assert f"look like places: give --folder-ranks {offer}" in str(error.value)
+
+
+def test_places_are_no_ranks(tmp_path):
+    tree(tmp_path, "N/S1/fox/1.jpg", "N/S2/fox/2.jpg", "S/S1/fox/3.jpg", "S/4.jpg")
+    source = folders.read(tmp_path, ranks=["-", "place", "species"])
+    assert source.levels == source.named == ("L10",)
+    assert source.links == {"place": "folder 2", "name_L10": "folder 3"}
+    assert source.frame.select("place", "reason").rows() == [
+        ("S1", None),
+        ("S2", None),
+        (None, "no usable label"),
+        ("S1", None),
+    ]
+
+
+def test_a_few_misplaced_folders_are_ranks(tmp_path):
+    tree(tmp_path, *(f"G{i}/s{i}{j}/1.jpg" for i in range(4) for j in range(3)), "G0/s10/2.jpg")
+    assert folders.read(tmp_path).levels == ("L10", "L20")
+    tree(tmp_path / "epithets", "Parus/major/1.jpg", "Parus/ater/1.jpg", "Corvus/ater/1.jpg", "Corvus/major/1.jpg")
+    assert len(set(labels(tmp_path / "epithets", "name_L10"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -311,7 +350,7 @@ def test_ranks_with_names_of_their_own(tmp_path):
         ("Tins/4.jpg", "Tins", "Tins", "Tins"),
     ]
     assert "those 2 deep are classes of coarse, and of fine under the same name" in source.warnings[0]
-    two = folders.read(tmp_path, ranks=["-", ":coarse", ":fine"])
+    two = folders.read(tmp_path, ranks=["-", "coarse", "fine"])
     assert two.links == {"name_:coarse": "folder 2", "name_:fine": "folder 3"}
 
 
@@ -386,10 +425,13 @@ def test_every_picture_is_one_row(tmp_path_factory, files):
     paths = sorted({"/".join([*parts, name]) for parts, name in files})
     pictures = [path for path in paths if not path.endswith(".txt")]
     tree(root, *paths)
+    nested = any("/" in path for path in pictures)
     try:
         frame = folders.read(root).frame
-    except UserError:
-        assert all("/" not in path for path in pictures)
+    except UserError as refused:
+        if nested:
+            with pytest.raises(UserError, match="look like places"):
+                raise refused
         return
     assert frame["picture"].to_list() == pictures
 

@@ -14,7 +14,7 @@ from linnaeus_jax.building.steps.splits import SplitRows, assign_splits, grid_ce
 def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:
     """Rows of which only the taxa and what is given are known."""
     count = len(taxon)
-    unknown = {name: np.full(count, -1) for name in ("occurrence", "observer", "day", "given")}
+    unknown = {name: np.full(count, -1) for name in ("occurrence", "observer", "folder", "day", "given")}
     return SplitRows(
         taxon.reshape(count, 1).astype(np.uint32), **{"place": np.full((count, 2), np.nan), **unknown, **known}
     )
@@ -29,6 +29,7 @@ def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
         occurrence=rng.integers(-1, count // 2 + 1, count),
         observer=rng.integers(-1, 15, count),
         place=place,
+        folder=rng.integers(-1, 15, count),
         day=rng.integers(-1, 40, count),
         given=rng.integers(-1, 3, count),
     )
@@ -37,7 +38,7 @@ def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
 @given(
     st.integers(0, 10_000),
     st.integers(1, 200),
-    st.sampled_from(["stratified", "random", "observer", "place", "date", "given"]),
+    st.sampled_from(["stratified", "random", "observer", "place", "folder:place", "date", "given"]),
     st.floats(0, 0.4),
     st.floats(0, 0.4),
 )
@@ -49,7 +50,13 @@ def test_no_group_falls_on_two_sides(seed, count, split, val, test):
     assert set(assigned.tolist()) <= {0, 1, 2}
     np.testing.assert_array_equal(assigned, assign_splits(rows, options))
     groups = [rows.occurrence]
-    groups += {"observer": [rows.observer], "place": [grid_cells(rows.place, 0.1)], "date": [rows.day]}.get(split, [])
+    by = {
+        "observer": rows.observer,
+        "place": grid_cells(rows.place, 0.1),
+        "folder:place": rows.folder,
+        "date": rows.day,
+    }
+    groups += [by[split]] if split in by else []
     for codes in groups:
         for code in np.unique(codes[codes >= 0]):
             assert len(set(assigned[codes == code].tolist())) == 1

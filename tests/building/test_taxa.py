@@ -128,7 +128,7 @@ def test_levels_are_the_usual_ones_or_those_asked_for():
     assert chosen_levels(("L10", "L20", "L50"), ()) == ("L10", "L20")
     assert chosen_levels(("L33_5", "L50"), ()) == ("L33_5", "L50")
     assert chosen_levels(("L10", "L20", "L50"), ("L50", "L10")) == ("L10", "L50")
-    with pytest.raises(ValueError, match="has no L30"):
+    with pytest.raises(ValueError, match="has no family; it has species"):
         chosen_levels(("L10",), ("L30",))
 
 

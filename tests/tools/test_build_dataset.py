@@ -167,7 +167,7 @@ def test_a_table_with_ranks_of_any_name_where_0_is_a_class(tmp_path, capsys):
     [
         (["--size", "4"], "--size 4: give 8 to 4096 pixels"),
         (["--val", "0.7", "--test", "0.5"], "leave rows for training"),
-        (["--ranks", "species,genus"], "--ranks: the source has no L20"),
+        (["--ranks", "species,genus"], "--ranks: the source has no genus"),
         (["--exif", "--coco-val", "x.json"], "--coco-val, --exif: not for --table"),
         (["--map", "latitude=nowhere"], "nowhere"),
         (["--map", "latitude"], "KEY=COLUMN"),
@@ -304,3 +304,64 @@ def test_pictures_of_the_other_way_up_are_stored_upright(tmp_path):
         image = file["images"][0]
     assert image[:6].mean() < 30
     assert image[10:].mean() > 220
+
+
+@pytest.fixture
+def station_photos(tmp_path) -> Path:
+    """Photos of camera stations, species within each; a species is seen by several of them."""
+    seen = {"StationA": ("PBE", "VTA"), "StationB": ("MNE", "PBE", "VTA", "NO_ID"), "StationC": ("EGY", "PBE", "TRA")}
+    for seed, (station, species) in enumerate((at, one) for at, of in seen.items() for one in of):
+        write_pictures(tmp_path / "photos" / station / species, 4, seed=seed)
+    return tmp_path / "photos"
+
+
+def test_folders_that_do_not_nest_are_offered_as_places(station_photos, tmp_path, capsys):
+    common = ("--folders", station_photos, "--size", 16, "--val", 0.3)
+    assert build(*common, "--out", tmp_path / "out") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "PBE in StationA, StationB, StationC" in said
+    assert "such as StationA look like places: give --folder-ranks place,species (StationA = place, PBE" in said
+    assert not (tmp_path / "out").exists()
+    split = ("--split", "folder:place")
+    assert build(*common, "--out", tmp_path / "out", "--folder-ranks", "place,species", *split) == 0
+    assert totals(tmp_path / "out")["rejected"] == {"no usable label": 4}
+    assert list(totals(tmp_path / "out")["ranks"]) == ["taxa_L10"]
+    with h5py.File(tmp_path / "out" / "labels.h5") as labels:
+        sides = set(zip(labels["place"].asstr()[:], labels["split"][:].tolist(), strict=True))
+    assert len(sides) == 3
+    assert {side for _, side in sides} == {0, 1}
+    assert verify_dataset.main([str(tmp_path / "out" / file) for file in ("labels.h5",)]) == 0
+    assert build(*common, "--out", tmp_path / "none", "--folder-ranks", "-,species") == 0
+    capsys.readouterr()
+    assert build(*common, "--out", tmp_path / "other", "--folder-ranks", "-,species", *split) == 2
+    assert "--split folder:place: the source has no place to divide by" in capsys.readouterr().err
+    assert build(*common, "--out", tmp_path / "other", "--folder-ranks", "genus,species") == 0
+    assert totals(tmp_path / "other")["rejected"]["taxon with two parents"] > 0
+    assert "look like places" in json.loads((tmp_path / "other" / "build.json").read_text())["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        (["--folder-ranks", "class,family,species"], ["species", "family", "class"]),
+        (["--folder-ranks=class,family,-"], ["family", "class"]),
+        (["--folder-ranks", "-,shelf,sort"], ["sort", "shelf"]),
+        (["--folder-ranks", "class,tribe,species", "--ranks", "species,tribe,class"], ["species", "tribe", "class"]),
+        (["--folder-ranks", "class,family,species", "--ranks", "species,family"], "leaves out class of --folder-ranks"),
+        (["--folder-ranks", "species,family,class"], "coarse to fine"),
+        (["--folder-ranks", "class,,species"], "'' cannot be the name of a rank"),
+        (["--folder-ranks", "class,order,family,species"], "nested 3 deep"),
+        (["--ranks", "species,family,class"], "--folder-ranks class,family,species"),
+    ],
+)
+def test_one_option_says_the_ranks_of_folders(tmp_path, capsys, given, ranks):
+    for seed, folder in enumerate(("Aves/Corvidae/Jay", "Aves/Paridae/Great tit", "Liliopsida/Iridaceae/Iris sp.")):
+        write_pictures(tmp_path / "photos" / folder, 2, seed=seed)
+    status = build("--folders", tmp_path / "photos", "--out", tmp_path / "out", "--size", 16, *given)
+    if isinstance(ranks, str):
+        assert status == 2
+        assert ranks in " ".join(capsys.readouterr().err.split())
+    else:
+        assert status == 0
+        assert [rank["rank"] for rank in totals(tmp_path / "out")["ranks"].values()] == ranks
+        assert totals(tmp_path / "out")["used"] == 6

@@ -11,22 +11,21 @@ from pathlib import Path
 import polars as pl
 
 from linnaeus_jax.building.sources import records
+from linnaeus_jax.building.sources.nesting import NO_RANK, read_as, readings, untaken, what_crosses
 from linnaeus_jax.building.sources.source import MAP, RANK_MAP, Option, Request, source
 from linnaeus_jax.building.sources.split_folders import SplitFolders, find_split
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, identification, schema
-from linnaeus_jax.reading.columns import Links, is_own, level_of
+from linnaeus_jax.reading.columns import Links, is_own, own_or_level, rank_name
 from linnaeus_jax.reading.exif import read_exif
 from linnaeus_jax.reading.paths import SUFFIXES
 from linnaeus_jax.reading.picture_folder import Listing, list_files, open_folder, unclaimed
-from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.schema import PLACE, Progress, SourceRows
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
-from linnaeus_jax.taxonomy.scientific_names import is_unknown
+from linnaeus_jax.taxonomy.scientific_names import Judge, is_unknown
 
 TAXONOMY = "taxonomy.csv"
-#: a folder of no rank
-NO_RANK = "-"
 #: ranks of nested folders where none are given, from the innermost
 USUAL_RANKS: tuple[str, ...] = ("L10", "L20", "L30", "L40", "L50", "L60", "L70")
 _KINGDOMS = frozenset("Animalia Plantae Fungi Chromista Protozoa Bacteria Archaea Viruses".split())
@@ -56,7 +55,8 @@ def read(
 
     Args:
       folder: the root.
-      ranks: ranks of the folders from the outermost, instead of those above; "-" = of no rank.
+      ranks: ranks of the folders from the outermost, instead of those above, by any names, all of which are kept;
+        "-" = of no rank, "place" = of a place, which is kept for the split.
       innermost: levels of the folders from the innermost, where no `ranks` are given.
       taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
         "taxonomy.csv" in the root where it is there.
@@ -69,7 +69,7 @@ def read(
       progress: (what, done, total).
 
     Raises:
-      UserError: no pictures, ranks that do not fit, a taxonomy with two lines for one name.
+      UserError: no pictures, ranks that do not fit or do not nest, a taxonomy with two lines for one name.
     """
     root = open_folder(folder, "folder")
     listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
@@ -92,6 +92,10 @@ def read(
         (pl.col("_in").is_in(layout.without_class), "lies in no class folder"),
     ):
         frame = records.reject(frame, where, schema.NO_LABEL, why)
+    if layout.place is not None:
+        places = {path: names[layout.place] for path, names in layout.split.parts.items() if len(names) > layout.place}
+        place = pl.col("_in").replace_strict(places, default=None, return_dtype=pl.String)
+        frame = frame.with_columns(place.alias(PLACE))
     if exif:
         frame = frame.hstack(read_exif(root, listing.pictures(), progress))
     if doi:
@@ -100,29 +104,50 @@ def read(
     frame = pl.concat([schema.standard_frame(frame, levels), rest], how="diagonal")
     files = () if taxonomy is None else (taxonomy,)
     warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
-    return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings))
+    return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings), layout.levels)
 
 
 @source(
     Option("--folders", type=Path, metavar="DIR", help="class folders: family/genus/species/picture.jpg"),
     *(MAP, RANK_MAP),
     Option("--exif", action="store_true", help="place and date from the pictures"),
-    Option("--folder-ranks", default="", help="ranks from the outermost, - for none: -,family,species"),
+    Option(
+        "--folder-ranks",
+        default="",
+        metavar="RANK,...",
+        help="ranks of the folders, by any names, the outermost and coarsest first (--ranks runs the other way): "
+        "class,family,species; all are kept. - is a folder of no rank, place one of a place, for --split folder:place",
+    ),
     Option("--taxonomy", type=Path, metavar="CSV", help="coarser ranks of the finest names"),
 )
 def _read(request: Request) -> SourceRows:
-    args, own = request.args, request.own
-    ranks = [own.get(name.strip(), name) for name in args.folder_ranks.split(",") if name.strip()] or None
-    return read(
+    args = request.args
+    ranks = [name.strip() for name in args.folder_ranks.split(",")] if args.folder_ranks else None
+    rows = read(
         args.folders,
         ranks=ranks,
-        innermost=args.ranks if own else (),
+        innermost=args.ranks if request.own else (),
         taxonomy=args.taxonomy,
         exif=args.exif,
         mapping=request.mapping,
         rank_map=request.rank_map,
         **request.common,
     )
+    selected, named = (",".join(map(rank_name, levels)) for levels in (args.ranks, rows.named[::-1]))
+    if args.ranks and (left_out := [rank_name(level) for level in rows.named if level not in args.ranks]) and ranks:
+        less = ",".join(NO_RANK if rank in left_out else rank for rank in ranks)
+        raise UserError(
+            f"--ranks {selected} leaves out {', '.join(left_out)} of --folder-ranks {args.folder_ranks}, which alone "
+            f"says what is kept, the outermost first: leave --ranks out, or give --folder-ranks {less} without it"
+        )
+    if lacking := [rank_name(level) for level in args.ranks if level not in rows.levels]:
+        given = ",".join(map(rank_name, args.ranks[::-1]))
+        raise UserError(
+            f"--ranks {selected} selects among the ranks of the folders, which are taken as {named}, the outermost "
+            f"first; {', '.join(lacking)} is none of them. Name the folders with --folder-ranks alone, the outermost "
+            f"first, such as --folder-ranks {given}"
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -130,18 +155,27 @@ class Layout:
     """What the folders of a tree stand for.
 
     Attributes:
-      levels: ranks of the folders without the one of the split, from the outermost.
+      ranks: what the folders are, without the one of the split, from the outermost: ranks, "-" or "place".
+      named: whether a person says so.
+      levels: those that are ranks.
       places: how far out the folder of each of them lies; 0 = outermost.
       classes: folder, relative to the root -> names of the class folders it lies in, from the outermost.
       split: the folders of the split.
       warnings: what a person should know, one line each.
     """
 
+    ranks: tuple[str, ...]
+    named: bool
     levels: tuple[str, ...]
     places: tuple[int, ...]
     classes: Mapping[str, tuple[str, ...]]
     split: SplitFolders
     warnings: tuple[str, ...]
+
+    @property
+    def place(self) -> int | None:
+        """How far out the folders of places lie."""
+        return self.ranks.index(PLACE) if PLACE in self.ranks else None
 
     @property
     def without_class(self) -> list[str]:
@@ -150,9 +184,11 @@ class Layout:
 
     def links(self) -> dict[str, str]:
         """Standard column -> the folder it is from, for the report."""
-        places = list(range(1, max(self.places) + 3))
-        split = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.by_folder else {}
-        return split | {
+        places = list(range(1, len(self.ranks) + 2))
+        found = {schema.SPLIT: f"folder {places.pop(self.split.place)}"} if self.split.by_folder else {}
+        if self.place is not None:
+            found[PLACE] = f"folder {places[self.place]}"
+        return found | {
             schema.label_column("name", level): f"folder {places[place]}"
             for place, level in zip(self.places, self.levels)
         }
@@ -176,13 +212,14 @@ def find_layout(
     """
     if not any(pictures):
         raise UserError("the pictures lie in no class folder; put them into one folder per class, or give a table")
-    given = tuple(NO_RANK if rank.strip() == NO_RANK else level_of(rank) for rank in ranks or ())
-    named = [level for level in given if level != NO_RANK]
+    given = tuple(rank if rank in (NO_RANK, PLACE) else own_or_level(rank) for rank in ranks or ())
+    named = [level for level in given if level not in (NO_RANK, PLACE)]
     numbers = [columns.level_number(level) for level in named if not is_own(level)]
-    if len(set(named)) < len(named) or numbers != sorted(numbers, reverse=True) or (given and not named):
+    once = [level for level in given if level != NO_RANK]
+    if len(set(once)) < len(once) or numbers != sorted(numbers, reverse=True) or (given and not named):
         raise UserError(
-            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine, each once; "
-            f"{NO_RANK} is a folder of no rank"
+            f"--folder-ranks {','.join(ranks or ())}: name them from the outermost folder, coarse to fine (--ranks "
+            f"runs the other way), each once; {NO_RANK} is a folder of no rank, {PLACE} one of a place"
         )
     split = find_split(pictures, root, len(given))
     parts, warnings = split.parts, [*split.warnings, *columns.misspelt(named or innermost)]
@@ -191,32 +228,20 @@ def find_layout(
         raise UserError(f"folders are nested {depth} deep; say what they are with --folder-ranks, from the outermost")
     of_folders = given or (tuple(innermost) or USUAL_RANKS)[:depth][::-1]
     if depth > len(of_folders):
-        raise UserError(_untaken(parts, of_folders, depth))
-    places = tuple(place for place, level in enumerate(of_folders) if level != NO_RANK)
+        raise UserError(untaken(parts, of_folders, depth))
+    if lacking := [rank_name(level) for level in given[depth:] if level != NO_RANK]:
+        raise UserError(
+            f"--folder-ranks {','.join(ranks or ())} names {len(given)} levels, but the folders are nested {depth} "
+            f"deep, such as {printable(max(pictures, key=lambda path: len(parts[path])))}, so that none is "
+            f"{', '.join(lacking)}: name those that there are, from the outermost"
+        )
+    places = tuple(place for place, level in enumerate(of_folders) if level not in (NO_RANK, PLACE))
     levels = tuple(of_folders[place] for place in places)
     classes = {folder: tuple(names[at] for at in places if at < len(names)) for folder, names in parts.items()}
     classes, notes = _at_their_depth(classes, levels)
     if not given and not innermost:
         notes += _rare_depth(parts, pictures)
-    return Layout(levels, places, classes, split, (*warnings, *notes))
-
-
-def _untaken(parts: Mapping[str, tuple[str, ...]], levels: Sequence[str], depth: int) -> str:
-    """What is wrong where folders are nested deeper than there are ranks, with both readings."""
-    ranks = [level if level == NO_RANK else columns.rank_name(level) for level in levels]
-    deepest = [names for names in parts.values() if len(names) == depth]
-    missing, names = depth - len(levels), deepest[0]
-
-    def reading(ranks: Sequence[str]) -> str:
-        taken = [f"{printable(name)} = {rank}" for name, rank in zip(names, ranks) if rank != NO_RANK]
-        return f"--folder-ranks={','.join(ranks)} ({', '.join(taken)})"
-
-    return (
-        f"folders are nested {depth} deep, such as {printable('/'.join(names))} ({len(deepest)} in all), and "
-        f"{len(ranks)} ranks are named ({', '.join(ranks)}): name one for each, from the outermost, or {NO_RANK} for a "
-        f"folder of no rank. Those further out have none: {reading([NO_RANK] * missing + ranks)}; or those further in "
-        f"count for the folder around: {reading(ranks + [NO_RANK] * missing)}"
-    )
+    return Layout(of_folders, bool(given or innermost), levels, places, classes, split, (*warnings, *notes))
 
 
 def _at_their_depth(
@@ -236,11 +261,11 @@ def _at_their_depth(
     shallow = sorted(set(short.values()))
     shown = ", ".join(printable("/".join(names)) for names in shallow[:5]) + " ..." * (len(shallow) > 5)
     kinds = "; ".join(
-        f"those {depth} deep are classes of {columns.rank_name(levels[depth - 1])}, "
+        f"those {depth} deep are classes of {rank_name(levels[depth - 1])}, "
         + (
-            f"and of {columns.rank_name(levels[-1])} under the same name"
+            f"and of {rank_name(levels[-1])} under the same name"
             if _own_below(levels, depth)
-            else f"their {columns.rank_name(levels[depth])} is unknown"
+            else f"their {rank_name(levels[depth])} is unknown"
         )
         for depth in sorted({*map(len, shallow)})
     )
@@ -264,8 +289,8 @@ def _rare_depth(parts: Mapping[str, tuple[str, ...]], pictures: Mapping[str, int
         return []
     deep = sorted({"/".join(names) for names in parts.values() if len(names) == deepest})
     usual = max(shallower, key=lambda depth: shallower[depth])
-    ranks = [columns.rank_name(level) for level in USUAL_RANKS[:usual][::-1]]
-    now = [columns.rank_name(level) for level in USUAL_RANKS[:deepest][::-1]]
+    ranks = [rank_name(level) for level in USUAL_RANKS[:usual][::-1]]
+    now = [rank_name(level) for level in USUAL_RANKS[:deepest][::-1]]
     shown = ", ".join(map(printable, deep[:3])) + (f" ... ({len(deep)} folders)" if len(deep) > 3 else "")
     return [
         f"only {few} of {few + sum(shallower.values())} pictures lie as deep as {shown}, which makes the folders "
@@ -317,20 +342,55 @@ def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], l
         labels = {level: known[name] for level, known, name in zip(layout.levels, by_level, names)}
         full = class_names(names[-1]) if len(names) == len(layout.levels) else {}
         found.append({"_in": folder, "_class": names[-1] if names else None, **(full or labels)})
-    levels = columns.finest_first(key for labels in found for key in labels if key not in ("_in", "_class"))
-    data = {key: [labels.get(key) for labels in found] for key in ("_in", "_class", *levels)}
+    of_names = columns.finest_first(key for labels in found for key in labels if key not in ("_in", "_class"))
+    data = {key: [labels.get(key) for labels in found] for key in ("_in", "_class", *of_names)}
     frame = pl.DataFrame(data, dict.fromkeys(data, pl.String))
-    frame = frame.rename({level: schema.label_column(columns.EITHER, level) for level in levels})
+    frame = frame.rename({level: schema.label_column(columns.EITHER, level) for level in of_names})
     kept = {"_in": "in", "_class": "class"}
     text = [pl.lit(None, pl.String).alias(name) for name in (schema.REASON, schema.DETAIL)]
     labelled, levels, warnings = identification.identify(
         frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
     )
     labelled = labelled.rename({new: old for old, new in kept.items()})
+    if layout.named:  # names alone make no rank beside those that a person names
+        levels = tuple(level for level in levels if level in of_names)
+    warnings += _crossing(layout, labelled, mode)
     if layout.split.by_folder:
         splits = [layout.split.by_folder.get(folder) for folder in layout.classes]
         labelled = labelled.with_columns(pl.Series(schema.SPLIT, splits, dtype=pl.String))
     return labelled, _ordered(levels, layout), [*layout.warnings, *warnings]
+
+
+def _crossing(layout: Layout, labelled: pl.DataFrame, mode: str) -> list[str]:
+    """A warning where folders do not nest as ranks do; raises UserError where no person says that they are ranks."""
+    absent = pl.lit(None, pl.String)
+    labels = [(schema.label_column("name", level), level) for level in layout.levels]
+    known = labelled.select((pl.col(one) if one in labelled.columns else absent).alias(level) for one, level in labels)
+    keys = [
+        tuple("" if is_unknown(folder) else name or folder for name, folder in zip(row, folders))
+        for row, folders in zip(known.cast(pl.String).rows(), layout.classes.values())
+    ]
+    latin = [Judge({names[k] for names in keys if k < len(names)}, mode).scientific for k in range(len(layout.levels))]
+    words, offers = what_crosses(keys, layout.levels), []
+    if not words:
+        return []
+    example = max(layout.split.parts.values(), key=len)
+    meant = readings(keys, layout.levels, any(latin[:-1]) and not latin[-1])
+    for reading in meant:
+        usual = iter(USUAL_RANKS[: sum(level in layout.levels for level in reading)][::-1])
+        full = list(layout.ranks)
+        for at, level in zip(layout.places, reading):
+            named = layout.named or level not in layout.levels
+            full[at] = NO_RANK if level == PLACE and layout.place is not None else level if named else next(usual)
+        offers.append(f"--folder-ranks {read_as(example, full)}")
+    text = (
+        f"{words}. Folders such as {printable(example[layout.places[meant[0].index(PLACE)]])} look like places: give "
+        f"{offers[0]}, then --split folder:place keeps the pictures of a place on one side of the split; or, if the "
+        f"others are the places, {offers[1]}"
+    )
+    if layout.named:
+        return [f"{text}. As ranks, rows that contradict the others are rejected"]
+    raise UserError(f"{text}; if all are ranks nevertheless, name these with --folder-ranks")
 
 
 def _ordered(levels: Sequence[str], layout: Layout) -> tuple[str, ...]:

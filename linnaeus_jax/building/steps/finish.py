@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.steps.observations import Observations, read_observations
-from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.options import FOLDER_PLACE, BuildOptions
 from linnaeus_jax.building.steps.pixels import Outcome
 from linnaeus_jax.building.steps.plan import BuildPlan
 from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits
@@ -31,6 +31,7 @@ from linnaeus_jax.reading.schema import (
     LINE,
     OCCURRENCE,
     PICTURE,
+    PLACE,
     REASON,
     SUBSET,
     label_column,
@@ -263,6 +264,7 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
         _codes(frame, OCCURRENCE),
         _codes(frame, "observer"),
         place,
+        _codes(frame, PLACE),
         observations.days,
         given,
     )
@@ -284,11 +286,16 @@ def _ranks(plan: BuildPlan, taxon: NDArray[np.uint32]) -> dict[str, dict[str, An
 
 
 def _incomplete(frame: pl.DataFrame, options: BuildOptions) -> list[str]:
-    """A sentence for each thing of which the source gives one half only."""
+    """A sentence for each thing of which the source gives one half only, or that the split leaves aside."""
     sentences = []
     place = [name for name in ("latitude", "longitude") if name in frame.columns]
     if len(place) == 1:
         sentences.append(f"the source has a column of {place[0]} alone, so that no place is known")
+    if PLACE in frame.columns and options.split in ("random", "stratified"):
+        sentences.append(
+            f"pictures of each of {frame[PLACE].n_unique()} places may fall to both sides of the split; --split "
+            f"{FOLDER_PLACE} keeps those of one place on one side"
+        )
     if options.split == "given":
         known = frame["split"].is_in(SPLITS).sum() if "split" in frame.columns else 0
         if known < frame.height:
@@ -376,7 +383,7 @@ def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
     texts = {stored: frame[column] for column, stored in RIGHTS.items() if column in frame.columns}
     if OCCURRENCE in frame.columns and frame[OCCURRENCE].null_count() < frame.height:
         texts["occurrence_id"] = frame[OCCURRENCE]
-    texts |= {name: frame[name] for name in frame.columns if name.startswith(SUBSET)}
+    texts |= {name: frame[name] for name in frame.columns if name == PLACE or name.startswith(SUBSET)}
     arrays = dict(finished.observations.raw)
     if "observer" in frame.columns:
         arrays["observer_id"] = _observer_ids(frame["observer"])

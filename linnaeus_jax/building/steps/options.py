@@ -10,10 +10,19 @@ from typing import Any
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.encodings import BROADRANGE_2
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.reading.schema import PLACE
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
 TEMPORAL_FORMS = ("month", "month-hour", "day", "day-hour")
-SPLIT_SCHEMES = ("stratified", "random", "observer", "place", "date", "given", "none")
+FOLDER_PLACE = "folder:place"
+SPLIT_SCHEMES = ("stratified", "random", "observer", "place", FOLDER_PLACE, "date", "given", "none")
+#: scheme -> columns of the source without which it would divide nothing
+SPLIT_NEEDS = {
+    "observer": ("observer",),
+    "place": ("latitude", "longitude"),
+    FOLDER_PLACE: (PLACE,),
+    "date": ("date", "month"),
+}
 
 
 @dataclass(frozen=True)

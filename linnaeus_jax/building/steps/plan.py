@@ -17,10 +17,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 import linnaeus_jax
-from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.options import FOLDER_PLACE, SPLIT_NEEDS, BuildOptions
 from linnaeus_jax.building.steps.starter_config import Budget
 from linnaeus_jax.building.steps.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.building.steps.wrong_folder import looked_for
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import sha256_of
 from linnaeus_jax.reading.schema import DETAIL, LINE, PICTURE, REASON, SourceRows
 from linnaeus_jax.reading.text import printable
@@ -112,10 +113,14 @@ def plan_build(
     """Decides the label of every row, and which pictures are read.
 
     Raises:
-      ValueError: a rank that the source lacks.
+      ValueError: a rank, or what the split is made by, that the source lacks.
       NothingUsable: no row has a label and a picture.
     """
-    levels = chosen_levels(source.levels, options.ranks)
+    needed = SPLIT_NEEDS.get(options.split, ())
+    if needed and not set(needed) & set(source.frame.columns):
+        how = "name a folder with --folder-ranks place,species" if options.split == FOLDER_PLACE else "choose another"
+        raise UserError(f"--split {options.split}: the source has no {' or '.join(needed)} to divide by; {how}")
+    levels = chosen_levels(source.levels, options.ranks, source.named)
     if source.links.get("elevation") == "raw_elevation":  # of a labels file, where 0 stands for unknown
         is_zero = pl.col("elevation").cast(pl.Float64, strict=False) == 0
         known = pl.when(is_zero.fill_null(False)).then(None).otherwise(pl.col("elevation"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from linnaeus_jax.building.steps.options import BuildOptions
+from linnaeus_jax.building.steps.options import FOLDER_PLACE, BuildOptions
 
 TRAIN, VAL, TEST = 0, 1, 2
 
@@ -26,6 +26,7 @@ class SplitRows:
     occurrence: NDArray[np.int64]
     observer: NDArray[np.int64]
     place: NDArray[np.float64]  # [N, 2] degrees, NaN where unknown
+    folder: NDArray[np.int64]  # of a place, as the source names it
     day: NDArray[np.int64]  # days since an origin, -1 where unknown
     given: NDArray[np.int64]  # split that the source gives
 
@@ -49,15 +50,18 @@ def units_of(*groups: NDArray[np.int64]) -> NDArray[np.int64]:
 def assign_splits(rows: SplitRows, options: BuildOptions) -> NDArray[np.uint8]:
     """uint8 [N]: 0 train, 1 val, 2 test.
 
-    "random" and "stratified" draw occurrences, "observer" and "place" everything of one observer or grid cell; by
-    "date" the newest days are the test, those before them the validation rows. "stratified" draws from each finest
-    class its share, at least one unit for validation where the class has two, and leaves one for training.
+    "random" and "stratified" draw occurrences, "observer", "place" and "folder:place" everything of one observer, grid
+    cell or folder of a place; by "date" the newest days are the test, those before them the validation rows.
+    "stratified" draws from each finest class its share, at least one unit for validation where the class has two, and
+    leaves one for training.
     """
     groups = [rows.occurrence]
     if options.split == "observer":
         groups.append(rows.observer)
     elif options.split == "place":
         groups.append(grid_cells(rows.place, options.place_size))
+    elif options.split == FOLDER_PLACE:
+        groups.append(rows.folder)
     elif options.split == "date":
         groups.append(np.where(rows.day >= 0, rows.day - max(0, rows.day.min(initial=0)), -1))
     unit = np.unique(units_of(*groups), return_inverse=True)[1]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.steps.homonyms import shown_name, split_homonyms
 from linnaeus_jax.data.labels import MAX_TAXON_ID
 from linnaeus_jax.data.taxon_names import describe_taxon
-from linnaeus_jax.reading.columns import OWN, is_own, level_number, rank_name, task_of
+from linnaeus_jax.reading.columns import is_own, level_number, rank_name, task_of
 from linnaeus_jax.reading.schema import (
     LABEL_PARTS,
     NO_LABEL,
@@ -121,8 +121,8 @@ class Taxa:
     warnings: tuple[str, ...]
 
 
-def chosen_levels(offered: Sequence[str], asked: Sequence[str]) -> tuple[str, ...]:
-    """The levels of a data set, finest first: those asked for, or the default ones, or all that there are.
+def chosen_levels(offered: Sequence[str], asked: Sequence[str], named: Collection[str] = ()) -> tuple[str, ...]:
+    """The levels of a data set, finest first: those asked for, or the default and `named` ones, or all that there are.
 
     Ranks with names of their own stand in the order in which they are asked for.
 
@@ -132,12 +132,12 @@ def chosen_levels(offered: Sequence[str], asked: Sequence[str]) -> tuple[str, ..
     """
     if not offered:
         raise ValueError("the source has no column of names or ids at any rank; name them with --rank-map")
-    lacking = [level.removeprefix(OWN) for level in asked if level not in offered]
+    lacking = [rank_name(level) for level in asked if level not in offered]
     if lacking:
-        there = ", ".join(level.removeprefix(OWN) for level in offered)
+        there = ", ".join(map(rank_name, offered))
         raise ValueError(f"--ranks: the source has no {', '.join(lacking)}; it has {there}")
     own = tuple(filter(is_own, offered))
-    default = tuple(level for level in DEFAULT_LEVELS if level in offered)
+    default = tuple(level for level in offered if level in DEFAULT_LEVELS or level in named)
     chosen = asked or (offered if own else default) or offered
     if not any(map(is_own, chosen)):
         return tuple(level for level in offered if level in chosen)
