@@ -42,6 +42,14 @@ def sync_tree(directory: Path) -> None:
                 sync(path)
 
 
+def free_directory(path: str | Path) -> Path:
+    """A directory to suggest: the path itself, or with `_2`, `_3`, ... behind it where there is something already."""
+    path, number = Path(path), 1
+    while os.path.lexists(free := path if number == 1 else path.with_name(f"{path.name}_{number}")):
+        number += 1
+    return free
+
+
 def make_directory(path: Path) -> None:
     """Makes a directory with its parents, where they are missing, so that it outlasts a power failure."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]

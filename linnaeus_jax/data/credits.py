@@ -9,17 +9,19 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.labels_file import open_labels, text_dataset, text_of, values_of
+from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, text_dataset, text_of, values_of
 from linnaeus_jax.data.texts import sanitize_line
 
 #: datasets of the labels file, all of them optional: one text per row, "" where nothing is known
 CREDITS = ("license", "rights_holder", "source_doi")
+#: key of the name of the image file, which is the identifier of a row
+FILE = "file"
 _URL = re.compile(r"creativecommons\.org/(licenses|publicdomain)/([a-z-]+)/(\d\.\d)", re.IGNORECASE)
 _CODE = re.compile(r"(CC0|CC_BY[A-Z_]*?)_(\d)_(\d)")
 
 
 def read_credits(path: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
-    """{dataset: text} of each row, without what is not known. Only these rows are read.
+    """{dataset: text} of each row, and its `FILE`, without what is not known. Only these rows are read.
 
     Args:
       path: a labels file.
@@ -30,12 +32,12 @@ def read_credits(path: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
     """
     credits: list[dict[str, str]] = [{} for _ in rows]
     with open_labels(path) as file:
-        for name in CREDITS:
+        for key, name in ((FILE, IDENTIFIERS), *((name, name) for name in CREDITS)):
             if name in file and len(rows):
                 texts = values_of(text_dataset(file, path, name), path, rows)
                 for credit, text in zip(credits, map(text_of, texts), strict=True):
                     if line := sanitize_line(text):
-                        credit[name] = line
+                        credit[key] = line
     return credits
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from linnaeus_jax.data.credits import CREDITS, credit_line
+from linnaeus_jax.data.credits import CREDITS, FILE, credit_line
 from linnaeus_jax.data.taxon_names import describe_taxon
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE
 from linnaeus_jax.reporting.page import percent, table
@@ -76,10 +76,10 @@ def class_tables(run: RunRecord) -> dict[str, Table]:
         for entry in wrong.mistakes["confident"]:
             names = wrong.name(entry["label"]), wrong.name(entry["predicted"])
             facts = [wrong.rank, entry["row"], *names, 100 * entry["probability"]]
-            mistakes.append([*facts, *(entry.get(field, "") for field in CREDITS)])
+            mistakes.append([*facts, *(entry.get(field, "") for field in (FILE, *CREDITS))])
     tables = {
         "worst_classes": Table(("rank", "class", "validation rows", "top-1 %", "training rows"), classes),
-        "confident_mistakes": Table(("rank", "row", "label", "taken for", "sure %", *CREDITS), mistakes),
+        "confident_mistakes": Table(("rank", "row", "label", "taken for", "sure %", FILE, *CREDITS), mistakes),
     }
     return {title: one for title, one in tables.items() if one.rows}
 
@@ -152,8 +152,8 @@ def mistake_pictures(ranks: Iterable[WrongAtRank]) -> str:
 def mistake_figure(entry: Mapping[str, Any], name: Callable[[int], str]) -> str:
     """A picture with what it is, what it was taken for, and whose it is."""
     facts = [f"is {name(entry['label'])}", f"taken for {name(entry['predicted'])}"]
-    facts += [f"{100 * entry['probability']:.2f} % sure", f"row {entry['row']}"]
-    caption = "<br>".join(map(html.escape, facts))
+    facts += [f"{100 * entry['probability']:.2f} % sure", f"row {entry['row']}", entry.get(FILE, "")]
+    caption = "<br>".join(map(html.escape, filter(None, facts)))
     if credit := credit_line(entry):
         caption += f"<br><small>{html.escape(credit)}</small>"
     image = entry["image"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("linnaeus_jax")
 
 #: task -> `pairs` and `confident` as of `metrics.mistakes`, the latter with `image`, a JPEG in base64,
-#: and what is known of `license`, `rights_holder` and `source_doi`
+#: and what is known of `file`, `license`, `rights_holder` and `source_doi`
 MISTAKES_FILE = "assets/validation_mistakes.json"
 #: longer side of a thumbnail in pixels
 SIDE = 112

@@ -11,6 +11,7 @@ from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.data.preprocessing import BEST_SIDE
+from linnaeus_jax.files import free_directory
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, baselines, growth, known_rows, rising_losses
@@ -54,7 +55,7 @@ def _again(run: RunRecord, name: str, **settings: Any) -> str:
     """The command that trains once more, in a directory of its own, with some keys (`__` for dots) set otherwise."""
     folder = run.root.with_name(f"{run.root.name}_{name}") if run.root.name not in ("", "..") else Path(name)
     keys = {key.replace("__", "."): value for key, value in settings.items()}
-    given = [f"--config={run.root / 'config.json'}", f"--workdir={folder}"]
+    given = [f"--config={run.root / 'config.json'}", f"--workdir={free_directory(folder)}"]
     return program("main", *given, *(f"--config.{key}={value}" for key, value in keys.items()))
 
 

@@ -54,12 +54,12 @@ class Loaded:
         return self.experiment.inputs.dataset
 
 
-def load(run: Path, checkpoint: str = "newest") -> Loaded:
+def load(run: Path, checkpoint: str = "best") -> Loaded:
     """Reads config, data tables and state of a run.
 
     Args:
       run: the run directory.
-      checkpoint: "newest", "best" by the run's own ranking, or a step.
+      checkpoint: "best" by the run's own ranking, "newest", or a step.
 
     Raises:
       EvaluateError: no run, no such checkpoint, or data whose classes are no longer those of the run.

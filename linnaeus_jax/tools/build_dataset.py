@@ -33,9 +33,9 @@ from linnaeus_jax.building.steps.starter_config import (
     has_accelerator,
     has_weights,
     machine_speed,
+    training_command,
 )
 from linnaeus_jax.building.steps.summary import summary_tables
-from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
@@ -262,7 +262,7 @@ def main(argv: Sequence[str]) -> None:
     if there and args.minutes is not None:
         console.print(f"{args.out}/config.py stays as it was written; --force makes it anew", soft_wrap=True)
     console.print(f"config.py: model {size.model}, {size.epochs} epochs; {size.remark}", soft_wrap=True)
-    console.print(f"next: {program('main', f'--config={args.out}/config.py', '--workdir=runs/mine')}", soft_wrap=True)
+    console.print(f"next: {training_command(args.out)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Evaluates a run or a bundle: a run in every phase in one pass over its validation rows, or over other data.
 
 python -m linnaeus_jax.tools.evaluate RUN [--phases=val,val_mask_meta,val_mask_TEMPORAL | --phases=all]
-    [--checkpoint=newest|best|STEP] [--split=val|test | --labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
+    [--checkpoint=best|newest|STEP] [--split=val|test | --labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
     [--predictions=out.npz [--logits]] [--json]
 python -m linnaeus_jax.tools.evaluate BUNDLE --labels=H5 --images=H5_OR_DIRECTORY [--report=out.html]
     [--split=val|test] [--extension=.jpg] [--batch-size=N] [--json]
@@ -45,9 +45,8 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
 
     first = MAIN.name if MAIN.name in evaluation.metrics else next(iter(evaluation.metrics))
     columns = {
-        "acc1": "top-1\n%",
-        "acc3": "top-3\n%",
-        "loss": "loss",
+        "non_null/acc1": "top-1\n%",
+        "non_null/loss": "loss",
         "ece": "ECE",
         "taxonomic_distance": "distance\nof errors",
         "aurc": "AURC",
@@ -59,7 +58,7 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         f"{title}; of a rank, over the rows labelled there", evaluation.metrics, tasks, console.width, label
     ):
         console.print(part)
-    console.print(table(f"{label(first)}, all rows", ["rank", *columns.values()], rows))
+    console.print(table(f"{label(first)}; over the rows labelled there", ["rank", *columns.values()], rows))
     rows = [
         [heading, *(info.scale * phase[key] if key in phase else "-" for phase in evaluation.metrics.values())]
         for name, info in of_plugins().items()
@@ -69,9 +68,16 @@ def show(evaluation: Evaluation, tasks: Sequence[str], title: str, rows_name: st
         console.print(table("metrics of plugins", ["metric", *map(label, evaluation.metrics)], rows))
 
 
+def called(options: argparse.Namespace, step: int) -> str:
+    """What people read for a checkpoint of a run: which one of how many updates."""
+    which = f" ({options.checkpoint} checkpoint)" if options.checkpoint in ("best", "newest") else ""
+    return f"{options.run.name} after {step} updates{which}"
+
+
 def of_bundle(options: argparse.Namespace) -> int:
     """Evaluates a bundle, or a run as a bundle would be; returns the exit status."""
     from linnaeus_jax.files import json_text, write_atomically
+    from linnaeus_jax.inference.bundle.files import is_bundle
     from linnaeus_jax.inference.forward import usual_buckets
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
     from linnaeus_jax.inference.quality.evaluating import Pictures, evaluate_labelled, read_labelled
@@ -98,7 +104,8 @@ def of_bundle(options: argparse.Namespace) -> int:
     if options.json:
         print(json_text(numbers, indent=1))
     else:
-        show_bundle(numbers, f"{options.run.name} on {labels.name}, {numbers['rows']} rows")
+        name = options.run.name if is_bundle(options.run) else called(options, bundle.facts["step"])
+        show_bundle(numbers, f"{name} on {labels.name}, {numbers['rows']} rows")
         if options.report:
             console.print(f"report: {options.report}", soft_wrap=True)
     return 2 if evaluated.not_finite else 0
@@ -112,6 +119,8 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import percent, table
 
+    for text in numbers["notes"]:
+        console.print(text, soft_wrap=True)
     ranks = numbers["ranks"]
     kinds = list(next(iter(ranks.values()))["accuracy"])
     rows = [
@@ -123,7 +132,7 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     rows = roll_up_rows(numbers["roll_up"], percent)
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))
-    for text in filter(None, (haurc_text(numbers).strip(), *numbers["notes"])):
+    if text := haurc_text(numbers).strip():
         console.print(text, soft_wrap=True)
 
 
@@ -133,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     parser = tools.parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, help="the run directory, or a bundle")
     parser.add_argument("--phases", default="", help="comma-separated, or all; default: val and val_mask_meta")
-    parser.add_argument("--checkpoint", "--step", default="newest", help="newest (default), best or a step")
+    parser.add_argument("--checkpoint", "--step", default="best", help="of a run: best (default), newest or a step")
     parser.add_argument("--split", choices=("val", "test"), default="", help="rows of the labels file")
     parser.add_argument("--labels", default="", help="other labels file (HDF5)")
     parser.add_argument("--images", default="", help="its images: an HDF5 file or a folder")
@@ -194,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         rows = evaluation.sums[phases[0].name]["count"]
         name = "other data" if options.labels else "test" if options.split == "test" else phase_label("val")
-        title = f"{options.run.name} after {loaded.step} updates, {rows} rows"
+        title = f"{called(options, loaded.step)}, {rows} rows"
         show(evaluation, loaded.dataset.tasks, title, name)
     bad = {phase: count for phase, count in evaluation.not_finite.items() if count}
     for phase, count in bad.items():

@@ -20,6 +20,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.config.commands import program
 from linnaeus_jax.demo.as_files import FORMS, write_demo_files
 from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
+from linnaeus_jax.files import free_directory
 
 
 def summary_table(summary: DemoSummary) -> Table:
@@ -43,7 +44,7 @@ def training(folder: Path) -> str:
     """The command that trains on the set in a folder; that of the default folder is the quickstart's own."""
     paths = [f"--config.data.h5.{name}_path={folder / f'{name}.h5'}" for name in ("labels", "images")]
     given = paths if folder != Path("data/demo") else []
-    return program("main", "--config=quickstart", *given, "--workdir=runs/demo")
+    return program("main", "--config=quickstart", *given, f"--workdir={free_directory('runs/demo')}")
 
 
 @tools.command(ValueError)

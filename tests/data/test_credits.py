@@ -18,9 +18,9 @@ def test_only_what_is_known_of_the_rows(tmp_path):
         rights_holder=["A", "", "B\n\u202eC", "D", ""],
     )
     assert read_credits(str(path), np.array([1, 2, 4])) == [
-        {},
-        {"license": "CC-BY 4.0", "rights_holder": "B \ufffdC"},
-        {"license": "\ufffd"},
+        {"file": "l_1.jpg"},
+        {"file": "l_2.jpg", "license": "CC-BY 4.0", "rights_holder": "B \ufffdC"},
+        {"file": "l_4.jpg", "license": "\ufffd"},
     ]
     assert read_credits(str(path), np.array([], np.int64)) == []
 

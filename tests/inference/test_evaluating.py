@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.quality.evaluating import (
     NO_LABEL,
@@ -135,6 +137,7 @@ def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
     numbers = json.loads(capsys.readouterr().out)
     assert (numbers["rows"], numbers["split"]) == (7, "all rows")
     page = out.read_text()
+    assert re.search(r"row \d<br>\d\.png", page)
     for words in ("Taxa that the model does not know", "Parus major [11]", "data:image/jpeg", "most often taken for"):
         assert words in page
     for forbidden in ("http://", "https://", str(tmp_path)):
@@ -164,6 +167,19 @@ def test_what_cannot_be_evaluated(change, message, bundle, data, tmp_path, capsy
     arguments = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", *change]
     assert evaluate.main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_data_without_a_known_taxon_say_so(bundle, data, tmp_path, capsys):
+    write_bundle(bundle, tmp_path / "bundle")
+    with h5py.File(data.labels, "r+") as file:
+        for task in ("taxa_L10", "taxa_L20"):
+            file[task][:] = np.where(file[task][:] == 0, 0, file[task][:] + 1000)
+        write_taxon_names(file, "taxa_L10", [1011], ["Parus major"], [""])
+    given = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", "--batch-size=8"]
+    assert evaluate.main(given) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "none of the 7 rows of labels.h5 names a taxon that the model knows" in said
+    assert "1 of its taxa have names that the model knows by other taxon ids" in said
 
 
 def test_files_that_do_not_fit(bundle, data, tmp_path):

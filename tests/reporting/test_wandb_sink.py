@@ -316,9 +316,9 @@ def test_replay_rebuilds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert actual == expected
     assert (len(worst), worst[0][1]) == (1 + 15, "class")
     names = ["Passer domesticus (house sparrow) [1005]", "<script>alert(1)</script> [1004]"]
-    credit = ["CC-BY-NC 4.0", "J. <b>Doe\ufffd", "10.15468/dl.abc"]
+    credit = ["17.jpg", "CC-BY-NC 4.0", "J. <b>Doe\ufffd", "10.15468/dl.abc"]
     assert mistakes[1] == ["species", 17, *names, 99.5, *credit]
-    assert mistakes[2] == ["species", 3, "1002", "unknown", 90.0, "", "", ""]
+    assert mistakes[2] == ["species", 3, "1002", "unknown", 90.0, "3.jpg", "", "", ""]
     stamps = [row["_timestamp"] for row in found["history"]]
     assert stamps[0] == pytest.approx(rows[0].timestamp)
     assert found["summary"]["final_val_chain_accuracy"] == 0.8

@@ -89,8 +89,9 @@ def test_evaluating_the_test_rows(finished: Path, tmp_path: Path, capsys: pytest
     out = tmp_path / "test.npz"
     assert evaluate.main([str(finished / "run"), "--split=test", f"--predictions={out}", "--phases=val"]) == 0
     printed = capsys.readouterr().out
-    assert "16 rows" in printed
-    assert "test, all rows" in printed
+    assert "updates (best checkpoint), 16 rows" in " ".join(printed.split())
+    assert "top-3" not in printed  # over all rows, those without a label as well
+    assert "test; over the rows labelled there" in printed
     assert "validation" not in printed
     with np.load(out) as file:
         assert file["row"].tolist() == rows_of(2)

@@ -16,6 +16,7 @@ import numpy as np
 from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
+from linnaeus_jax.files import free_directory
 from linnaeus_jax.system import usable_cores
 
 _TEMPLATE = """# Trains on the data set of this folder; change what you like:
@@ -399,6 +400,11 @@ def has_accelerator() -> bool:
     return (plugins and Path("/dev/nvidiactl").exists()) or tpu
 
 
+def training_command(folder: str | Path) -> str:
+    """The command that trains on the data set in a folder, in a directory that is free."""
+    return program("main", f"--config={folder}/config.py", f"--workdir={free_directory('runs/mine')}")
+
+
 def starter_config(
     folder: str,
     name: str,
@@ -459,7 +465,7 @@ def starter_config(
     if not sources:
         lines = ["    data.meta.active = False  # no place, date or elevation is known"]
     return _TEMPLATE.format(
-        command=" ".join(program("main", f"--config={folder}/config.py", "--workdir=runs/mine").splitlines()),
+        command=" ".join(training_command(folder).splitlines()),
         name=name,
         tasks=tuple(tasks),
         images=images,

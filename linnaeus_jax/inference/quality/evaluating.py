@@ -148,8 +148,21 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
         label[:, place] = _matched(bundle.taxonomy.classes[task][bundle.taxonomy.first :], taxon[:, place])
         label[label[:, place] >= 0, place] += bundle.taxonomy.first
     names = read_taxon_names([str(labels)], classes)
+    if (label < 0).all():
+        notes.insert(0, _nothing_known(bundle, names, tasks, labels, len(rows)))
     meta, valid = _metadata(bundle, table, rows)
     return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split)
+
+
+def _nothing_known(bundle: Bundle, names: TaxonNames, tasks: Sequence[str], labels: Path, rows: int) -> str:
+    """A sentence on rows that name no taxon of the model, and whether they do by the names of the taxa."""
+    known = bundle.taxonomy.names
+    same = sum(len(({*names.name[task].tolist()} & {*known.name[task].tolist()}) - {""}) for task in tasks)
+    other = f"; {same} of its taxa have names that the model knows by other taxon ids" * bool(same)
+    return (
+        f"none of the {rows} rows of {labels.name} names a taxon that the model knows, at any rank: no answer can be "
+        f"right, and there is no accuracy to measure{other}"
+    )
 
 
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
