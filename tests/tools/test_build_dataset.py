@@ -70,7 +70,10 @@ def test_every_source_gives_a_data_set_without_faults(tmp_path, form, capsys):
             assert set(labels["license"].asstr()[:]) == {"CC-BY 4.0"}
 
 
-def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
+def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for taken in ("mine", "mine_2"):
+        (tmp_path / "runs" / taken).mkdir(parents=True)
     write_pictures(tmp_path / "pictures" / "A", 5)
     write_pictures(tmp_path / "pictures" / "B", 5, seed=1)
     out = tmp_path / "out"
@@ -81,6 +84,8 @@ def test_parts_are_built_and_joined_from_the_command_line(tmp_path, capsys):
     assert "join all with --merge 2" in capsys.readouterr().out
     assert build(*common, "--merge", 2) == 0
     assert totals(out)["used"] == 10
+    assert "--workdir=runs/mine_3" in capsys.readouterr().out
+    assert "--workdir=runs/mine_3" in (out / "config.py").read_text()
     assert build(*common, "--images", "jpeg") == 2
     assert "--force" in capsys.readouterr().err
     assert build(*common, "--images", "jpeg", "--force") == 0
