@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from linnaeus_jax.weights.files import FACTS, IMAGE, StateFile, read_state
 from linnaeus_jax.weights.importing import pretrained_is_run
 from linnaeus_jax.weights.settings import pretrained_settings
 from linnaeus_jax.weights.targets import targets_of
+
+log = logging.getLogger("linnaeus_jax")
 
 #: files of a bundle; `inference/bundle/files.py` writes them
 BUNDLE_JSON, BUNDLE_WEIGHTS, BUNDLE_CLASSES = "bundle.json", "weights.safetensors", "class_index_map.json"
@@ -99,7 +102,8 @@ def run_directory(run: Path) -> RunDirectory:
 
 
 def choose_checkpoint(checkpoints: Checkpoints, which: str) -> int:
-    """The step of the checkpoint "newest", "best" by the run's own ranking, or of a number.
+    """The step of the checkpoint "newest", "best" by the run's own ranking (the newest where none is ranked), or of a
+    number.
 
     Raises:
       UserError: there is none such.
@@ -113,8 +117,8 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> int:
         newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.readable_meta(steps[-1])["host"]
         best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
         if best is None:
-            raise UserError(f"no checkpoint in {checkpoints.directory} was ranked by a validation; use newest")
-        return best
+            log.warning("no checkpoint in %s was ranked by a validation; the newest is used", checkpoints.directory)
+        return steps[-1] if best is None else best
     if not which.isdecimal() or int(which) not in steps:
         raise UserError(
             f"there is no checkpoint {which!r} in {checkpoints.directory}; choose newest, best or one of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import read_json, write_json
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.run.checkpoints import Checkpoints
-from linnaeus_jax.run.saved_weights import read_run, run_state_of
+from linnaeus_jax.run.saved_weights import choose_checkpoint, read_run, run_state_of
 from linnaeus_jax.tools import export_weights
 from linnaeus_jax.weights.importing import read_pretrained
 from tests.run.saved_run import contents, save_run
@@ -96,6 +97,14 @@ def test_which_checkpoint_and_which_weights(saved):
     same(newest.params, states[9].params)
     assert best.model_state == {}
     assert contents(run) == before
+
+
+def test_the_best_of_a_run_without_validation_is_the_newest(caplog):
+    checkpoints: Any = SimpleNamespace(
+        directory="runs/a/checkpoints", steps=lambda: [5, 9], finished_boundary=lambda step: {"ranking": {}}
+    )
+    assert choose_checkpoint(checkpoints, "best") == 9
+    assert "no checkpoint in runs/a/checkpoints was ranked by a validation; the newest is used" in caplog.text
 
 
 def test_the_model_is_that_of_the_run(saved):
