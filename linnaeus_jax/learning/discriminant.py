@@ -76,18 +76,19 @@ class FeatureSums:
         return kernel.astype(np.float32), bias.astype(np.float32)
 
 
-def best_scale(affine: Affine, x_ND: NDArray[np.float32], label_N: NDArray[np.integer]) -> float:
-    """Factor of the logits with which they are likeliest for other rows than those that the map was computed from."""
+def best_scale(logits_NC: NDArray[np.float32], label_N: NDArray[np.integer]) -> float:
+    """Factor of logits with which they are likeliest, for other rows than those that they were fitted to."""
     known = label_N >= 0
     if not known.any():
         return 1.0
-    logits = (x_ND[known] @ affine[0] + affine[1]).astype(np.float64)
-    losses = [_cross_entropy(scale * logits, label_N[known]) for scale in SCALES]
+    losses = [cross_entropy(scale * logits_NC[known], label_N[known]) for scale in SCALES]
     return float(SCALES[int(np.argmin(losses))])
 
 
-def _cross_entropy(logits_NC: NDArray[np.float64], label_N: NDArray[np.integer]) -> float:
-    shifted = logits_NC - logits_NC.max(axis=1, keepdims=True)
+def cross_entropy(logits_NC: NDArray[np.floating], label_N: NDArray[np.integer]) -> float:
+    """Mean of -log p of the labels."""
+    logits = logits_NC.astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
     total = np.log(np.exp(shifted).sum(axis=1))
     return float((total - shifted[np.arange(len(label_N)), label_N]).mean())
 
@@ -104,6 +105,6 @@ def fitted(halves: Sequence[FeatureSums], sample: tuple[NDArray[np.float32], NDA
         affine, half = whole.discriminants(rank), halves[0].discriminants(rank)
         if affine is None:
             continue
-        scale = np.float32(1.0 if half is None else best_scale(half, sample[0], sample[1][:, place]))
+        scale = np.float32(1.0 if half is None else best_scale(sample[0] @ half[0] + half[1], sample[1][:, place]))
         found[rank] = (affine[0] * scale, affine[1] * scale)
     return found

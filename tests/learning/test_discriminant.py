@@ -74,8 +74,8 @@ def test_the_scale_is_that_of_other_rows():
     """With many features for few rows a map is far too sure of the rows that it was computed from."""
     (x, label), (others, theirs) = drawn(60, 40, apart=0.2), drawn(60, 40, seed=1, apart=0.2)
     affine = sums_of(x, label).discriminants("fine")
-    assert best_scale(affine, others, theirs[:, 0]) < best_scale(affine, x, label[:, 0])
-    assert best_scale(affine, others, np.full(60, -1)) == 1.0
+    assert best_scale(others @ affine[0] + affine[1], theirs[:, 0]) < best_scale(x @ affine[0] + affine[1], label[:, 0])
+    assert best_scale(others @ affine[0], np.full(60, -1)) == 1.0
     kernel, _ = fitted([sums_of(x, label), sums_of(others, theirs)], (others, theirs))["fine"]
     both = (sums_of(x, label) + sums_of(others, theirs)).discriminants("fine")[0]
-    np.testing.assert_allclose(kernel, both * best_scale(affine, others, theirs[:, 0]), rtol=1e-5)
+    np.testing.assert_allclose(kernel, both * best_scale(others @ affine[0] + affine[1], theirs[:, 0]), rtol=1e-5)

@@ -1,0 +1,114 @@
+"""Linear classifiers of features, chosen out of folds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linnaeus_jax.learning import regression
+from linnaeus_jax.learning.regression import fit_ranks, logistic_regression, regression_products, stratified_folds
+
+RANKS = {"fine": 7, "coarse": 3}
+PARENT = np.array([0, 0, 1, 1, 2, 2, 2])
+
+
+def drawn(rows=240, width=12, seed=0, apart=1.5):
+    """Features that are of different size and off zero; no row is of class 6, and some have no fine label, or none."""
+    rng = np.random.default_rng(seed)
+    fine = rng.integers(0, 6, rows)
+    means = apart * np.random.default_rng(9).normal(size=(6, width))
+    x = (means[fine] + rng.normal(size=(rows, width))) * np.geomspace(0.01, 100, width) + 7
+    label = np.stack([fine, PARENT[fine]], axis=1)
+    label[::9, 0] = -1
+    label[::27] = -1
+    return x.astype(np.float32), label, fine
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-3, 6), max_size=60), st.integers(2, 7), st.integers(0, 3))
+def test_the_rows_of_a_class_lie_evenly_in_as_many_folds_as_they_can(fine, folds, seed):
+    fine = np.array(fine, np.int64)  # -1 to -3: of a coarse class alone
+    label = np.stack([np.maximum(fine, -1), np.where(fine < 0, -fine - 1, PARENT[fine])], axis=1)
+    fold = stratified_folds(label, folds, seed)
+    assert fold.shape == fine.shape
+    for column in label.T:
+        for one in np.unique(column[column >= 0]):
+            counts = np.bincount(fold[column == one], minlength=folds)
+            assert counts.max() - counts.min() <= 1
+    np.testing.assert_array_equal(fold, stratified_folds(label, folds, seed))
+
+
+def test_the_search_ends_where_the_gradient_is_zero():
+    x, _, fine = drawn(90, 8)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    start = np.zeros((8, 6), np.float32), np.zeros(6, np.float32)
+    kernel, bias = (a.astype(np.float64) for a in logistic_regression(x, fine, start, 0.3, iterations=500))
+
+    def objective(kernel, bias):
+        logits = x @ kernel + bias
+        loss = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(90), fine]
+        return 0.5 * np.square(kernel).sum() + 0.3 * loss.sum()
+
+    least = objective(kernel, bias)
+    rng = np.random.default_rng(0)
+    for size in (1e-1, 1e-2):
+        for _ in range(20):
+            away = rng.normal(size=kernel.shape), rng.normal(size=bias.shape)
+            assert objective(kernel + size * away[0], bias + size * away[1]) > least
+    p = np.exp(x @ kernel + bias)
+    p = p / p.sum(axis=1, keepdims=True) - np.eye(6)[fine]
+    np.testing.assert_allclose(kernel + 0.3 * x.T @ p, 0, atol=5e-3)
+    np.testing.assert_allclose(0.3 * p.sum(axis=0), 0, atol=5e-3)
+
+
+def test_maps_are_of_raw_features_and_logits_of_rows_that_were_not_fitted_to():
+    x, label, fine = drawn()
+    fits = fit_ranks(x, label, RANKS)
+    others, _, theirs = drawn(seed=1)
+    for rank, truth in (("fine", theirs), ("coarse", PARENT[theirs])):
+        fit = fits[rank]
+        assert (fit.affine[0].dtype, fit.affine[0].shape, fit.logits.shape) == (
+            np.float32,
+            (12, RANKS[rank]),
+            (len(x), RANKS[rank]),
+        )
+        predicted = (others @ fit.affine[0] + fit.affine[1]).argmax(axis=1)
+        assert (predicted == truth).mean() == pytest.approx(fit.accuracy, abs=0.08)
+        assert np.isfinite(fit.logits).all()
+    assert 6 not in (others @ fits["fine"].affine[0] + fits["fine"].affine[1]).argmax(axis=1)
+    chance = np.random.default_rng(3).permutation(fine)[:, None]
+    noise = fit_ranks(x, chance, {"fine": 7})["fine"]
+    assert noise.accuracy < 0.3  # 0.6 and more for the rows that it was fitted to
+
+
+@pytest.mark.parametrize("kind", ["discriminants", "regression"])
+def test_what_is_better_out_of_folds_is_taken(kind, monkeypatch):
+    """Discriminants where noise is common to all features and the penalty leaves nothing but the means of classes.
+    Beyond the limit nothing but discriminants is tried."""
+    x, label, _ = drawn(apart=0.8)
+    if kind == "discriminants":
+        x = (x - 7) / np.geomspace(0.01, 100, x.shape[1]).astype(np.float32)
+        x += 4 * np.random.default_rng(4).normal(size=(len(x), 1)).astype(np.float32)
+        monkeypatch.setattr(regression, "STRENGTHS", (1e-5,))
+    assert kind in fit_ranks(x, label, RANKS)["fine"].kind
+    monkeypatch.setattr(regression, "MOST_PRODUCTS", 0.9 * regression_products(len(x), x.shape[1], RANKS))
+    assert fit_ranks(x, label, RANKS)["fine"].kind == regression.DISCRIMINANTS
+
+
+@pytest.mark.parametrize("case", ["one class", "no label", "equal features", "rare", "constant feature"])
+def test_data_with_little_in_them(case):
+    x, label, _ = drawn(40)
+    if case == "equal features":
+        assert fit_ranks(np.ones_like(x), label, RANKS) == {}
+        return
+    if case == "constant feature":
+        x[:, 3] = 5.0
+    elif case == "rare":  # in some folds no row of them is left
+        label[:, 0] = np.where(np.arange(40) < 2, np.arange(40), -1)
+    else:
+        label[:, 0] = 2 if case == "one class" else -1
+    fits = fit_ranks(x, label, RANKS)
+    assert list(fits) == (["coarse"] if case in ("one class", "no label") else ["fine", "coarse"])
+    assert all(np.isfinite(fit.logits).all() and np.isfinite(fit.affine[0]).all() for fit in fits.values())
