@@ -369,6 +369,7 @@ class RunDirectory:
         self.checkpoints = root / "checkpoints"
         self.logs = root / "logs"
         self.stored = root / "stored"
+        self.out_of_fold = root / "checkpoints" / "out_of_fold.npz"  # see `run/frozen_trunk.py`
         self.assets = root / "assets"
         self.metadata = root / "metadata"
         self.config_json = root / "config.json"

@@ -293,6 +293,7 @@ class TrainConfig(Section):
     tune: str
     tune_views: int
     fit_heads: bool
+    fit_rows: str
     tune_dir: str
     resume_skip_optimizer: bool
     preserve_checkpoint_schedule: bool

@@ -269,7 +269,7 @@ class ModelFamily(nn.Module, kw_only=True):
 
 
 def entry_block(model: ModelFamily, tune: str) -> int | None:
-    """Block of a model that stored inputs enter: `full` None, `head` all blocks, `last:N` all but the last N.
+    """Block of a model that stored inputs enter: `full` None, `head` all, `last:N` and `auto:N` all but the last N.
 
     Raises:
       InputError: another text, or a model that cannot be cut there.
@@ -290,10 +290,15 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
     if tune == "head":
         return model.trunk_blocks
     kind, _, count = tune.partition(":")
-    if kind != "last" or not count.isascii() or not count.isdecimal() or not 1 <= int(count[:9]) <= model.trunk_blocks:
+    if (
+        kind not in ("last", "auto")
+        or not count.isascii()
+        or not count.isdecimal()
+        or not 1 <= int(count[:9]) <= model.trunk_blocks
+    ):
         raise InputError(
-            f"train.tune = {tune!r} is unknown; use full, head, or last:N with N from 1 to {model.trunk_blocks}, the "
-            "blocks of this model"
+            f"train.tune = {tune!r} is unknown; use full, head, last:N or auto:N with N from 1 to "
+            f"{model.trunk_blocks}, the blocks of this model"
         )
     return model.trunk_blocks - int(count)
 

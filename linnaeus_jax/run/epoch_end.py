@@ -100,7 +100,7 @@ class EpochEnd:
         progress.complete_all()
         self.write_progress()
         if due.save:
-            self._rank(epoch, step)
+            self.rank(epoch, step)
         reason = self._early_stop()
         is_last = reason is not None or step >= resolved.total_steps
         saved = due.save
@@ -129,7 +129,7 @@ class EpochEnd:
             missing = tuple(phase for phase in closing.phases if phase.name not in results)
             results |= self._validate(state, missing, epoch, step)
         if saved or closing.save:
-            self._rank(epoch, step)
+            self.rank(epoch, step)
         return saved or closing.save
 
     def _validate(self, state: TrainState, phases: tuple[Phase, ...], epoch: int, step: int) -> Results:
@@ -145,7 +145,7 @@ class EpochEnd:
         log.info("validation after epoch %d: %s in %.1f s", epoch, ", ".join(results), seconds)
         return results
 
-    def _rank(self, epoch: int, step: int) -> None:
+    def rank(self, epoch: int, step: int) -> None:
         """Puts the checkpoint of this end into the index and lets retention act."""
         host = self.host
         if not host.ranking_metric:
@@ -216,6 +216,11 @@ class EpochEnd:
         dropped = self._checkpoints.retain()
         self.experiment.debug.reports.say("retained", self._checkpoints.steps(), dropped)
         return dropped
+
+    def write_start(self) -> None:
+        """The row of what was measured before the first update."""
+        if self.experiment.is_coordinator:
+            self._sinks.write("epoch", 0, 0, self.host.tracker.get_wandb_metrics(0))
 
     def write_row(self, row: dict[str, Any], due: Due, state: TrainState) -> None:
         progress = self.host.progress

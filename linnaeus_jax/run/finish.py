@@ -18,6 +18,7 @@ from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.reporting.verdicts import baselines, verdicts
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.frozen_trunk import say_what_is_kept
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.schedules.plot import plot_schedule
 
@@ -47,6 +48,7 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
     title = "last results; of a rank, over the rows labelled there"
     for part in phase_tables(title, host.tracker.latest_by_phase(), experiment.inputs.dataset.tasks, console.width):
         console.print(part)
+    say_what_is_kept(experiment, host)
     tried = _judge(directory, log_file, experiment.inputs.dataset.tasks)
     try:
         log.info("report: %s", write_report([directory.root], directory.root / "report.html"))

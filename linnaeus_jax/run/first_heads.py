@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -35,18 +36,36 @@ def with_fitted_heads(experiment: Experiment, state: TrainState) -> TrainState:
     program = experiment.program
     if not experiment.config.train.fit_heads or experiment.config.train.tune != "head" or program.stored is None:
         return state
-    loaded = frozenset() if experiment.weights is None else experiment.weights.coverage.whole()
-    heads = {
-        spec.task: spec.num_classes
-        for spec in program.model.head_specs
-        if spec.type == HEAD_TYPE and f"head.{spec.task}.fc.weight" not in loaded
-    }
-    if not heads:
+    if not (heads := fittable(experiment)):
         return state
     started = time.perf_counter()
     affine = _discriminants(experiment, heads)
+    begun, fits = with_heads(experiment, state, affine)
+    if fits:
+        log.info(
+            "train.fit_heads: heads of %s begin at the linear discriminants of the features (%.1f s)",
+            ", ".join(fits),
+            time.perf_counter() - started,
+        )
+    return begun
+
+
+def fittable(experiment: Experiment) -> dict[str, int]:
+    """Rank -> classes of the heads that are linear and do not begin as in pretrained weights."""
+    loaded = frozenset() if experiment.weights is None else experiment.weights.coverage.whole()
+    return {
+        spec.task: spec.num_classes
+        for spec in experiment.program.model.head_specs
+        if spec.type == HEAD_TYPE and f"head.{spec.task}.fc.weight" not in loaded
+    }
+
+
+def with_heads(
+    experiment: Experiment, state: TrainState, affine: Mapping[str, Affine]
+) -> tuple[TrainState, tuple[str, ...]]:
+    """The state of the first update with these maps as heads, and of which ranks they are: those of the same shape."""
     if not affine:
-        return state
+        return state, ()
     params = jax.tree.map(np.asarray, fetch(experiment.placement.whole(state.params)))
     fits = {}
     for task, (kernel, bias) in affine.items():
@@ -54,18 +73,13 @@ def with_fitted_heads(experiment: Experiment, state: TrainState) -> TrainState:
         if fc["kernel"].shape == kernel.shape:
             fits[task] = {"kernel": kernel, "bias": bias} if "bias" in fc else {"kernel": kernel}
     if not fits:
-        return state
+        return state, ()
     fits = multihost_utils.broadcast_one_to_all(fits)
     params["head"] = params["head"] | {task: {**params["head"][task], "fc": fc} for task, fc in fits.items()}
-    log.info(
-        "train.fit_heads: heads of %s begin at the linear discriminants of the features (%.1f s)",
-        ", ".join(fits),
-        time.perf_counter() - started,
-    )
     placed = experiment.placement.of_state(experiment.abstract_state)
     statistics = jax.tree.map(np.asarray, fetch(state.model_state))
-    begun: TrainState = jax.jit(program.state_from, out_shardings=placed)(params, statistics)
-    return begun
+    begun: TrainState = jax.jit(experiment.program.state_from, out_shardings=placed)(params, statistics)
+    return begun, tuple(fits)
 
 
 def _discriminants(experiment: Experiment, heads: dict[str, int]) -> dict[str, Affine]:

@@ -43,7 +43,7 @@ SECTIONS = {
     "optimizer": "another model or optimizer",
 }
 #: beginnings of keys that act before the first update alone, ends of such keys, and those that do under GradNorm
-FIRST_UPDATE = ("model.pretrained", "model.weight_init", "train.fit_heads")
+FIRST_UPDATE = ("model.pretrained", "model.weight_init", "train.fit_heads", "train.fit_rows")
 INITIAL_VALUES = (".layer_scale_init_value", ".rope_init")
 TASK_WEIGHTS = ("loss.grad_weighting.task.init_weights", "loss.grad_weighting.task.init_strategy")
 #: beginnings of keys that a schedule is made from

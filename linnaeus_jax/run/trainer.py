@@ -28,6 +28,7 @@ from linnaeus_jax.run.experiment import Experiment, build_experiment
 from linnaeus_jax.run.failures import as_infrastructure_error, background_errors
 from linnaeus_jax.run.finish import finish
 from linnaeus_jax.run.first_heads import with_fitted_heads
+from linnaeus_jax.run.frozen_trunk import after_frozen_trunk
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.lock import RunLock
@@ -92,13 +93,13 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
                     store_inputs(experiment, restored.state, interruption, stalls.watchdog)
                     if restored.step is None:
                         restored = restored._replace(state=with_fitted_heads(experiment, restored.state))
+            epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
             with interruption.during("computing simple baselines"):
                 write_baselines(experiment, restored.state, restored.step)
+                restored = after_frozen_trunk(experiment, host, checkpoints, epoch_end, restored)
             stalls.watchdog.finished("simple baselines")
-            epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
-            skip = given.train.skip_validation
             parts = (restored, epoch_end, sinks, checkpoints, interruption, stalls.watchdog)
-            train(experiment, host, *parts, skip_validation=skip)
+            train(experiment, host, *parts, skip_validation=given.train.skip_validation)
             return finish(experiment, host, checkpoints, sinks)
         except Exception as error:
             failure = _failure(error, host.progress.global_step)

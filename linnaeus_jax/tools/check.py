@@ -158,7 +158,7 @@ def within(minutes: float, config: Config, *, beside: float, storing: float, of_
     found = fitted(60 * minutes, **times, views=views, wanted=wanted, least=least)
     if found is None:
         needed = (beside + storing + least * of_epoch) / 60
-        fix = "heads alone (--config.train.tune=head), " if train.tune.startswith("last:") else ""
+        fix = "heads alone (--config.train.tune=head), " if train.tune.startswith(("last:", "auto:")) else ""
         raise UserError(
             f"--minutes {minutes:g} is too little: storing and {least} epochs take {needed:.1f} minutes on this "
             f"machine; give more, or take {fix}fewer rows, a smaller picture or a smaller model"

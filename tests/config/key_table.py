@@ -19,6 +19,7 @@ from flax import linen as nn
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging import loss_texts
 from linnaeus_jax.debugging.flags import FLAGS, leaf
+from linnaeus_jax.run import frozen_trunk
 from tests.config.effects import Site
 
 DIFFERENT = object()
@@ -468,6 +469,7 @@ add(
     tune=Row("head", lambda s: s.program.stored and s.program.stored.shape, (1, 1280), CUT),
     tune_views=Row(7, at("program.views"), 8, {**CUT, "train.tune": "head"}),
     fit_heads=Row(False, Site.fits_heads, False, {**CUT, "train.tune": "head"}),
+    fit_rows=Row("train", lambda s: frozen_trunk.fits_all(s.config.train.fit_rows, s.dataset), False),
     tune_dir=Row("shared", Site.stored_file, "shared/val-0123456789abcdef.bin"),
     resume_skip_optimizer=Row(True, lambda s: s.outcome(Site.resumed), 18, {"optimizer.name": "sgd"}),
     preserve_checkpoint_schedule=Row(True, Site.planned_epochs, 3, {"train.epochs": 5}),

@@ -57,11 +57,12 @@ def heads_first(config, delay_steps):
 @pytest.mark.parametrize(
     ("tune", "words"),
     [
-        ("heads", "train.tune = 'heads' is unknown; use full, head, or last:N with N from 1 to "),
+        ("heads", "train.tune = 'heads' is unknown; use full, head, last:N or auto:N with N from 1 to "),
         ("last:0", "train.tune = 'last:0' is unknown"),
         ("last:99", "train.tune = 'last:99' is unknown"),
         ("last:-1", "train.tune = 'last:-1' is unknown"),
         ("last:", "train.tune = 'last:' is unknown"),
+        ("auto:", "train.tune = 'auto:' is unknown"),
         ("last:²", "train.tune = 'last:²' is unknown"),
     ],
 )

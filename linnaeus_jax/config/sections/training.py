@@ -38,8 +38,9 @@ TRAIN = dict(
     tune=key(
         "full",
         "what trains: full, everything; head, what follows the trunk; last:N, that and the last N "
-        "blocks of the trunk. What the other blocks make of each picture is then computed once, "
-        "before the first update",
+        "blocks of the trunk; auto:N, as last:N, and the untouched trunk with heads fitted to its "
+        "features is one more candidate for the best checkpoint, that of step 0. What the other "
+        "blocks make of each picture is then computed once, before the first update",
     ),
     tune_views=key(
         4, "augmented views of each training picture that are stored beside the picture itself", within="[0, 1000]"
@@ -47,6 +48,13 @@ TRAIN = dict(
     fit_heads=key(
         True,
         "tune head: linear heads begin at the linear discriminants of the stored features; False: as they are drawn",
+    ),
+    fit_rows=key(
+        "auto",
+        "tune auto:N: rows that the heads of step 0 are fitted to, once measured as fitted to those of "
+        "training: train; all, those of validation too; or auto, all where a class of the finest rank has "
+        "fewer than 20 training rows",
+        choices=("auto", "train", "all"),
     ),
     tune_dir=key("", "folder of what is stored, which runs may share; empty: stored/ of the run directory"),
     resume_skip_optimizer=key(

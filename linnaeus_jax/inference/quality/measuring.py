@@ -21,6 +21,7 @@ from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
+from linnaeus_jax.run.frozen_trunk import out_of_fold
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -98,6 +99,10 @@ def read_rows(
     split, loaded = whole.sample(most_rows, seed), _with_weights(loaded, bundle)
     evaluation = evaluate(loaded, phases, split, logits=True, progress=progress)
     logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
+    kept = None if bundle.facts["step"] else out_of_fold(loaded.experiment.directory, split.rows)
+    if kept is not None:
+        log.info("the heads were fitted to the validation rows too: these are judged by heads of other folds")
+        logits = dict.fromkeys(logits, kept)
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
     if not finite.any():
         raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
