@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -92,15 +93,21 @@ def measure_frozen_trunk(
     epoch_end.rank(0, 0)
     save(experiment, checkpoints, host, frozen, at_end=False)
     epoch_end.write_start()
+    row = host.tracker.get_wandb_metrics(0)
     log.info(
         "frozen trunk with fitted heads (%.1f s): %s",
         time.perf_counter() - started,
         "; ".join(
-            f"{task_name(task)} {values.get(f'acc1_{task}', float('nan')):.1f} % in validation ({fits[task].kind}, "
+            f"{task_name(task)} {_labelled(row, task):.1f} % in validation ({fits[task].kind}, "
             f"{100 * fits[task].accuracy:.1f} % out of folds)"
             for task in heads
         ),
     )
+
+
+def _labelled(row: Mapping[str, Any], task: str) -> float:
+    """Accuracy of a rank in percent, over the rows that are labelled there."""
+    return float(row.get(f"val/non_null/acc1_{task}", row.get(f"val/acc1_{task}", float("nan"))))
 
 
 def drawn_heads(experiment: Experiment, state: TrainState) -> TrainState:
