@@ -40,7 +40,7 @@ class Watch:
         if "early_stop/reason" in values:
             alerts.append(("Early stop", f"training ends after {step} updates: {values['early_stop/reason']}"))
         for phase, name in LOSSES.items():
-            loss = values.get(name, math.nan)
+            loss = values.get(name, math.nan) if step else math.nan  # before the first update it is of other heads
             risen = has_risen(loss, self._lowest[phase])
             if risen and not self._rising[phase]:
                 text = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES, commonest_share
 from linnaeus_jax.metrics.phases import phase_label
+from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -84,7 +85,7 @@ def rising_losses(run: RunRecord) -> Iterator[str]:
     for phase, name in LOSSES.items():
         known = known_rows(run) if phase == "val" else None
         why = "the model overfits, or " if known is not None and known.gap > OVERFITTING else ""
-        points = [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
+        points = [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row, name)]
         if points:
             lowest, last = min(points, key=lambda point: point[1]), points[-1]
             if has_risen(last[1], lowest[1]):
@@ -122,7 +123,7 @@ def accuracy_curve(run: RunRecord) -> list[tuple[int, float]]:
     tasks = run.config.get("data", {}).get("task_keys_h5") or ()
     names = [f"val/{kind}acc1_{tasks[0]}" for kind in ("non_null/", "")] if tasks else []
     name = next((name for name in names if name in run.names), "")
-    return [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row.event, row.values, name)]
+    return [(row.epoch, float(row.values[name])) for row in run.rows if _holds(row, name)]
 
 
 def baselines(run: RunRecord) -> dict[str, dict[str, float]]:
@@ -141,5 +142,6 @@ def baselines(run: RunRecord) -> dict[str, dict[str, float]]:
     return {"commonest": commonest} if commonest else {}
 
 
-def _holds(event: str, values: Iterable[str], name: str) -> bool:
-    return event == "epoch" and name in values
+def _holds(row: Row, name: str) -> bool:
+    """Whether the end of an epoch measured this; what was measured before the first update is of other heads."""
+    return row.event == "epoch" and row.step > 0 and name in row.values

@@ -194,6 +194,8 @@ def main(argv: Sequence[str]) -> int:
         split = other_split(loaded, options.labels, options.images)
     elif options.split == "test":
         split = test_split(loaded)
+    elif not loaded.step and loaded.experiment.directory.out_of_fold.is_file():
+        print("the heads of step 0 were fitted to these rows, too, which are no measure of them", file=sys.stderr)
     keep = options.predictions is not None
     evaluation = evaluate(loaded, phases, split, batch_size=options.batch_size, predictions=keep, logits=options.logits)
     if keep:

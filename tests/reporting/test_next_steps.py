@@ -41,7 +41,7 @@ def record(root: Path, *epochs: dict[str, Any], known: tuple[float, float] | Non
     if config.model.type == "EfficientNet":
         config.model.convnext_stages = get_config().model.convnext_stages
     write_json(root / "config.json", plain(config))
-    rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
+    rows = [Row("epoch", 10 * n + 10, n, 0.0, values) for n, values in enumerate(epochs)]
     if known is not None:
         write_known(root, rows[-1].step, *known)
     return RunRecord(root, tuple(rows))

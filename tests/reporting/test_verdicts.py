@@ -25,7 +25,7 @@ def record(root: Path, *epochs: dict[str, Any]) -> RunRecord:
     write_json(root / "assets" / "class_to_idx.json", {"taxa_L10": {"null": 0, "7": 1, "8": 2}})
     counts = {"train": {"taxa_L10": [500, 60, 70]}, "val": {"taxa_L10": [900, 70, 30]}}
     write_json(root / "metadata" / "class_label_counts.json", counts)
-    rows = [Row("epoch", 10 * n, n, 0.0, values) for n, values in enumerate(epochs)]
+    rows = [Row("epoch", 10 * n + 10, n, 0.0, values) for n, values in enumerate(epochs)]
     return RunRecord(root, tuple(rows))
 
 
@@ -68,7 +68,7 @@ def test_training_rows_are_compared_where_they_were_evaluated(tmp_path, training
     """The loss of validation that rises is put down to it then, too."""
     run = record(tmp_path, {VAL_ACCURACY: 43.9, VAL: 1.0}, {VAL_ACCURACY: 43.9, VAL: 4.0})
     percent = {"train": {"taxa_L10": training}, "val": {"taxa_L10": 43.9}}
-    write_json(tmp_path / TRAINING_ROWS_FILE, {"step": 10, "rows": 900, "of": 900, "percent": percent})
+    write_json(tmp_path / TRAINING_ROWS_FILE, {"step": 20, "rows": 900, "of": 900, "percent": percent})
     said = " ".join(verdicts(run))
     text = "overfitting: species 64.0 % of 900 training rows, evaluated as validation is, and 43.9 % in validation"
     assert (text in said) == overfits
@@ -96,18 +96,19 @@ def test_what_simple_means_do_better_is_said_first(tmp_path):
 
 
 def test_a_run_without_files_is_judged_by_its_losses_alone(tmp_path):
-    rows = [Row("epoch", n, n, 0.0, {TRAIN: loss, VAL_ACCURACY: 0.0}) for n, loss in enumerate((1.0, 2.0))]
+    rows = [Row("epoch", n + 1, n, 0.0, {TRAIN: loss, VAL_ACCURACY: 0.0}) for n, loss in enumerate((1.0, 2.0))]
     (text,) = verdicts(RunRecord(tmp_path, tuple(rows)))
     assert "the training loss rose" in text
 
 
 def test_a_loss_that_rises_is_told_once_while_the_run_goes_on():
     watch = Watch()
+    assert watch.findings(0, {TRAIN: 0.1, VAL: 0.1}) == []  # of heads that were fitted before the first update
     told = [
-        watch.findings(10 * n, {TRAIN: loss}) for n, loss in enumerate((3.0, 4.6, 9.0, 2.0, 2.9, 3.1, float("inf")))
+        watch.findings(10 * n, {TRAIN: loss}) for n, loss in enumerate((3.0, 4.6, 9.0, 2.0, 2.9, 3.1, float("inf")), 1)
     ]
     assert [len(each) for each in told] == [0, 1, 0, 0, 0, 1, 0]
     title, text = told[1][0]
     assert title == "Loss rises"
-    assert text.startswith("the mean training loss is 4.6 after 10 updates, and was 3; lower lr_scheduler.base_lr")
+    assert text.startswith("the mean training loss is 4.6 after 20 updates, and was 3; lower lr_scheduler.base_lr")
     assert watch.findings(80, {"train/loss": 99.0, VAL: 1.0}) == []
