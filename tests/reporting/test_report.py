@@ -87,8 +87,8 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
         '<td class="left">&lt;script&gt;alert(1)&lt;/script&gt; [1004]</td>',
         '<td>1005</td><td class="left">1004</td>',  # of a rank without names
         "is Passer domesticus (house sparrow) [1005]",
-        "row 17<br><small>© J. &lt;b&gt;Doe\ufffd, CC-BY-NC 4.0, doi:10.15468/dl.abc</small>",
-        "row 3</figcaption>",
+        "row 17<br>17.jpg<br><small>© J. &lt;b&gt;Doe\ufffd, CC-BY-NC 4.0, doi:10.15468/dl.abc</small>",
+        "row 3<br>3.jpg</figcaption>",
         "99.50 % sure",
         "row 17",
         "<td>from 95</td>",
