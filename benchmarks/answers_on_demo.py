@@ -128,7 +128,7 @@ def main() -> None:
         rows = read_rows(bundle)
     except UserError as error:
         sys.exit(str(error))
-    measured = measure(rows, bundle.taxonomy)
+    measured = measure(rows, bundle)
     paths = measured.judged[WITH, "paths"]
     rolled = []
     for each in roll_up(paths, THRESHOLDS, bundle.taxonomy.first):
