@@ -56,5 +56,5 @@ def train_resume_evaluate(
     saved = json.loads((run / "config.json").read_text())
     assert saved["env"]["plugins"] == plugins
     capsys.readouterr()
-    assert evaluate.main([str(run), "--json"]) == 0
+    assert evaluate.main([str(run), "--checkpoint=newest", "--json"]) == 0
     return Outcome(config, run, rows, json.loads(capsys.readouterr().out)["phases"])

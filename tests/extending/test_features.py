@@ -73,7 +73,7 @@ def test_a_run_from_features(config, tmp_path):
     final = trainer.run(config, tmp_path / "run")
     assert final["final_val_non_null/acc1_taxa_L10"] > 60  # of 8 species
     assert not (tmp_path / "run" / "stored").exists()
-    result = evaluate(load(tmp_path / "run"), parse_phases("val", ["TEMPORAL", "SPATIAL"]))
+    result = evaluate(load(tmp_path / "run", "newest"), parse_phases("val", ["TEMPORAL", "SPATIAL"]))
     rows = [json.loads(line) for line in (tmp_path / "run" / "logs" / "metrics_log.jsonl").read_text().splitlines()]
     last = [row["val/loss"] for row in rows if "val/loss" in row][-1]
     assert result.metrics["val"]["loss"] == pytest.approx(last, rel=1e-5)

@@ -95,7 +95,7 @@ def test_heads_on_two_trunks_from_sources_to_a_bundle(tmp_path, one_device, sour
     assert all(source in text for source in sources)
 
     # pictures say what was stored of them
-    result = evaluate(load(run), parse_phases("val", ["TEMPORAL", "SPATIAL"]))
+    result = evaluate(load(run, "newest"), parse_phases("val", ["TEMPORAL", "SPATIAL"]))
     assert result.metrics["val"]["loss"] == pytest.approx(whole["final_val_loss"], rel=1e-4)
 
     # the bundle holds both trunks, and is enough alone

@@ -382,7 +382,8 @@ def test_curves_are_kept_for_the_report(finished, evaluated) -> None:
 
 def test_evaluate_prints_what_the_run_logged(finished, tmp_path, capsys) -> None:
     out = tmp_path / "out.npz"
-    arguments = [str(finished.root), "--phases=all", f"--predictions={out}", "--json", "--batch-size=10"]
+    arguments = [str(finished.root), "--checkpoint=newest", "--phases=all", f"--predictions={out}", "--json"]
+    arguments.append("--batch-size=10")
     assert evaluate.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
     assert set(printed["phases"]) == {"val", "val_mask_meta", "val_mask_TEMPORAL", "val_mask_SPATIAL"}

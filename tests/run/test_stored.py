@@ -221,7 +221,7 @@ def test_a_run_that_is_stopped_while_storing_and_training_ends_like_one_that_is_
         assert one.read_bytes() == other.read_bytes()
 
     shutil.rmtree(tmp_path / "parts" / "stored")  # nothing that is used later needs it
-    loaded = load(tmp_path / "parts")
+    loaded = load(tmp_path / "parts", "newest")
     result = evaluate(loaded, parse_phases("val", ["TEMPORAL", "SPATIAL"]))
     measured, logged = result.metrics["val"], validated(tmp_path / "whole")[-1]  # not the best, as `final_` is
     assert measured["loss"] == pytest.approx(logged["val/loss"], rel=1e-5)
