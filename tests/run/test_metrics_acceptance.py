@@ -212,7 +212,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
 @pytest.fixture(scope="module")
 def evaluated(finished: Finished) -> tuple[evaluation_of_runs.Loaded, Evaluation]:
     """All phases again, from the checkpoint alone, with logits."""
-    loaded = evaluation_of_runs.load(finished.root)
+    loaded = evaluation_of_runs.load(finished.root, "newest")
     names = evaluation_of_runs.parse_phases(",".join(PHASES), loaded.experiment.program.evaluation.component_names)
     return loaded, evaluation_of_runs.evaluate(loaded, names, predictions=True, logits=True)
 
