@@ -3,7 +3,7 @@ best checkpoint, before the last blocks train.
 
 They are measured as fitted to the training rows. The checkpoint of step 0 then holds those that are fitted to the rows
 of validation too, where classes are small (`train.fit_rows`), and logits of every row by heads that were fitted to
-other folds lie beside it. The blocks train from heads as they are drawn: with fitted ones they were worse.
+other folds lie beside it. The blocks train from heads as they are drawn, as with `last:N` (docs/decisions/training.md).
 """
 
 from __future__ import annotations
