@@ -241,7 +241,7 @@ def simple_baselines(run: RunRecord, tasks: Tasks) -> str:
     percents = {TITLES.get(kind, kind): of for kind, of in baselines(run).items()}
     if not percents:
         return ""
-    percents["this run, last validation"] = {t: x for t in tasks if (x := accuracy(run, "val/", t)) is not None}
+    percents["this run, best validation"] = {t: x for t in tasks if (x := accuracy(run, "val/", t)) is not None}
     top = {t: max((of[t] for of in percents.values() if t in of), default=None) for t in tasks}
     rows = [
         [label, *((percent(of[t]), "best" if of[t] == top[t] else "") if t in of else None for t in tasks)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from linnaeus_jax.data.baselines import BASELINES_FILE, TITLES, commonest_share
+from linnaeus_jax.metrics import table
+from linnaeus_jax.metrics.names import result_name, split_result
 from linnaeus_jax.metrics.phases import phase_label
 from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.reporting.run_record import RunRecord
+from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_candidates
 from linnaeus_jax.taxonomy.ranks import task_name
 
 #: a mean loss of an epoch that is this many times the lowest one before counts as rising
@@ -75,9 +79,29 @@ def growth(run: RunRecord) -> float:
 
 
 def accuracy(run: RunRecord, start: str, task: str) -> float | None:
-    """The last accuracy of a rank in percent, over the rows that are labelled there."""
-    labelled, every = (run.last(f"{start}{kind}acc1_{task}") for kind in ("non_null/", ""))
-    return every if labelled is None else labelled
+    """Accuracy of a rank in percent, over the rows that are labelled there: of the best epoch, else the last one."""
+    names, best = [f"{start}{kind}acc1_{task}" for kind in ("non_null/", "")], best_epoch(run)
+    values = [best.values[name] for name in names if best is not None and name in best.values]
+    values += [last for name in names if (last := run.last(name)) is not None]
+    return float(values[0]) if values else None
+
+
+def best_epoch(run: RunRecord) -> Row | None:
+    """The row of the validation by which the best checkpoint is chosen; None where nothing that ranks was measured."""
+    data = run.config.get("data", {})
+    configured = run.config.get("schedule", {}).get("checkpoint", {}).get("best_metric") or ""
+    if configured:
+        components = tuple(data.get("meta", {}).get("components", ()))
+        metric = parse_metric_name(configured, tasks=data.get("task_keys_h5") or (), components=components)
+        configured = result_name(metric.phase, metric.metric)
+    for name in ranking_candidates(configured):
+        sign = 1 if table.prefers_higher(split_result(name)[1]) else -1
+        measured = [
+            (sign * float(row.values[name]), row) for row in run.rows if row.event == "epoch" and name in row.values
+        ]
+        if finite := [each for each in measured if math.isfinite(each[0])]:
+            return max(finite, key=operator.itemgetter(0))[1]
+    return None
 
 
 def rising_losses(run: RunRecord) -> Iterator[str]:

@@ -28,7 +28,6 @@ from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.ranking import candidates
 from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
@@ -149,7 +148,7 @@ class EpochEnd:
         """Puts the checkpoint of this end into the index and lets retention act."""
         host = self.host
         if not host.ranking_metric:
-            metrics = candidates(self.best_metric)
+            metrics = early_stop.ranking_candidates(self.best_metric)
             host.ranking_metric = next((name for name in metrics if host.tracker.value(name) is not None), "")
         metric = host.tracker.metrics.get(host.ranking_metric)
         if metric is not None and metric.last_step == step and metric.value is not None:

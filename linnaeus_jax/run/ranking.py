@@ -20,9 +20,6 @@ from linnaeus_jax.schedules import early_stop
 
 log = logging.getLogger("linnaeus_jax")
 
-#: ranking metrics in order of preference
-RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss")
-
 
 def rank_restored(
     experiment: Experiment, checkpoints: Checkpoints, host: HostState, step: int, after: dict[str, Any] | None
@@ -33,7 +30,7 @@ def rank_restored(
       after: the host state from after the boundary at `step`, the newest checkpoint's; None: it was not finished.
     """
     configured = early_stop.ranking_key(experiment.config, experiment.program.evaluation.component_names)
-    if not host.ranking_metric or host.ranking_metric in candidates(configured):
+    if not host.ranking_metric or host.ranking_metric in early_stop.ranking_candidates(configured):
         return
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("the metrics log is as the run goes on with it")
@@ -42,11 +39,6 @@ def rank_restored(
     if after is not None and experiment.is_coordinator:  # for whoever asks for the best from now on
         ranked = host.to_json()
         checkpoints.finish_boundary(step, {**after, **{name: ranked[name] for name in ("ranking", "ranking_metric")}})
-
-
-def candidates(configured: str) -> tuple[str, ...]:
-    """Metrics of which the first that was measured ranks; `configured`: see `early_stop.ranking_key`."""
-    return (configured,) if configured else RANKING_METRICS
 
 
 def rank_anew(host: HostState, configured: str, rows: Iterable[Row], steps: Sequence[int]) -> str:
@@ -58,7 +50,11 @@ def rank_anew(host: HostState, configured: str, rows: Iterable[Row], steps: Sequ
     """
     before = host.ranking_metric
     measured = {row.step: row.values for row in rows if row.event == "epoch" and row.step in steps}
-    logged = (name for name in candidates(configured) if any(name in values for values in measured.values()))
+    logged = (
+        name
+        for name in early_stop.ranking_candidates(configured)
+        if any(name in values for values in measured.values())
+    )
     host.ranking_metric = configured or next(logged, "")
     info = table.entry(split_result(host.ranking_metric)[1])
     sign = -1 if info is not None and not info.higher_is_better else 1

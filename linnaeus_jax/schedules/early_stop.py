@@ -13,6 +13,8 @@ from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
 
 State = dict[str, Any]
+#: metrics that rank checkpoints where none is configured, in order of preference
+RANKING_METRICS = ("val/partial_chain_accuracy", "val/chain_accuracy", "val/loss")
 
 
 class MonitoredMetric(NamedTuple):
@@ -81,6 +83,11 @@ def ranking_key(config: Config, components: Sequence[str]) -> str:
         return ""
     metric = parse_metric_name(name, tasks=config.data.task_keys_h5, components=components)
     return names.result_name(metric.phase, metric.metric)
+
+
+def ranking_candidates(configured: str) -> tuple[str, ...]:
+    """Metrics of which the first that was measured ranks checkpoints; `configured`: see `ranking_key`."""
+    return (configured,) if configured else RANKING_METRICS
 
 
 def require_measured(key: str, subsets: Mapping[str, Sequence[str]]) -> None:

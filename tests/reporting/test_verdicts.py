@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,22 @@ def test_what_simple_means_do_better_is_said_first(tmp_path):
     assert "genus 60.0 % in validation against 86.1 %" in features
     assert "the training loss rose" in rising
     assert others[0] == "schedule: too short"
+
+
+@pytest.mark.parametrize("configured", ["", "val_loss", "VAL/acc1_taxa_L20"])
+def test_what_is_kept_is_compared_with_simple_means(tmp_path, configured):
+    """That of the best checkpoint, which may be of step 0, and not the last epoch."""
+    names = {"": "val/partial_chain_accuracy", "val_loss": "val/loss"}
+    ranked = names.get(configured, "val/acc1_taxa_L20")
+    accuracies = (75.0, 41.0, 60.0)
+    run = record(tmp_path, *({VAL_ACCURACY: x, ranked: -x if ranked == "val/loss" else x} for x in accuracies))
+    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 72.3}}})
+    run = dataclasses.replace(run, rows=(dataclasses.replace(run.rows[0], step=0), *run.rows[1:]))
+    run.config.update(schedule={"checkpoint": {"best_metric": configured}})
+    assert list(verdicts(run)) == []
+    later = dataclasses.replace(run, rows=run.rows[1:])
+    later.config.update(schedule={"checkpoint": {"best_metric": configured}})
+    assert "species 60.0 % in validation against 72.3 %" in " ".join(verdicts(later))
 
 
 def test_a_run_without_files_is_judged_by_its_losses_alone(tmp_path):

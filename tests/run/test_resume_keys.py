@@ -19,7 +19,7 @@ from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import FREE_MODEL_FIELDS, resume_notes, without_effect
-from linnaeus_jax.run.ranking import candidates, rank_anew
+from linnaeus_jax.run.ranking import rank_anew
 from linnaeus_jax.run.saved_weights import choose_checkpoint
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.schedules import early_stop
@@ -117,7 +117,7 @@ def test_checkpoints_are_ranked_anew_by_another_metric(before, configured, metri
     index = {step: {"epoch": step // 10 - 1, "metric": 7.0} for step in (10, 20, 30, 40)}
     host = HostState(parts, parts, parts, dict(index), before)
     lines = []
-    if before not in candidates(configured):
+    if before not in early_stop.ranking_candidates(configured):
         lines = [rank_anew(host, configured, ROWS, [10, 20, 30, 40, 45])]
     assert host.ranking_metric == metric
     expected = index if ranks is None else {s: {"epoch": s // 10 - 1, "metric": m} for s, m in ranks.items()}
