@@ -19,6 +19,9 @@ from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)
 
+#: fields of `Split` that have a line for each row
+_COLUMNS = ("rows", "rarity", "taxa_subset", "subsets")
+
 
 @dataclass(frozen=True)
 class Split:
@@ -45,9 +48,16 @@ class Split:
         """At most `count` of the rows, drawn at random, in their order."""
         if len(self) <= count:
             return self
-        chosen = np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False))
-        columns = ("rows", "rarity", "taxa_subset", "subsets")
-        return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in columns})
+        return self.take(np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False)))
+
+    def take(self, chosen: NDArray[np.integer]) -> Split:
+        """The rows at these places of the split."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
+
+    def with_rows_of(self, other: Split) -> Split:
+        """These rows and then those of another split of the same labels file."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _COLUMNS}
+        return dataclasses.replace(self, **{name: np.concatenate(pair) for name, pair in pairs.items()})
 
     @property
     def labels(self) -> NDArray[np.int32]:

@@ -26,22 +26,26 @@ class FeatureSums:
 
     def __init__(self, classes: Mapping[str, int], width: int) -> None:
         self.classes, self.width = dict(classes), width
-        self.rows = 0
+        self.rows = 0.0
         self.products = np.zeros((width, width))
         # the last line of each is of rows without a label
         self.sums = {rank: np.zeros((count + 1, width)) for rank, count in self.classes.items()}
         self.counts = {rank: np.zeros(count + 1) for rank, count in self.classes.items()}
 
-    def add(self, x_ND: NDArray[np.float32], label_NT: NDArray[np.integer]) -> None:
-        """Adds rows; a label below 0 is none."""
-        self.rows += len(x_ND)
-        self.products += x_ND.T @ x_ND
+    def add(
+        self, x_ND: NDArray[np.float32], label_NT: NDArray[np.integer], weight_N: NDArray[np.float32] | None = None
+    ) -> None:
+        """Adds rows, each as if it were there `weight_N` times; a label below 0 is none."""
+        weight_N = np.ones(len(x_ND), np.float32) if weight_N is None else weight_N
+        weighted_ND = x_ND * weight_N[:, None]
+        self.rows += float(weight_N.sum())
+        self.products += x_ND.T @ weighted_ND
         for place, (rank, sums) in enumerate(self.sums.items()):
             label = np.where(label_NT[:, place] < 0, self.classes[rank], label_NT[:, place])
             for one in np.unique(label):
                 chosen = label == one
-                sums[one] += x_ND[chosen].sum(axis=0)
-                self.counts[rank][one] += chosen.sum()
+                sums[one] += weighted_ND[chosen].sum(axis=0)
+                self.counts[rank][one] += weight_N[chosen].sum()
 
     def __add__(self, other: FeatureSums) -> FeatureSums:
         both = FeatureSums(self.classes, self.width)

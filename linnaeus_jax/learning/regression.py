@@ -1,7 +1,8 @@
 """Linear classifiers of features, one for each rank: multinomial logistic regression or linear discriminants, whichever
 is better out of folds.
 
-Letters of shapes: N rows, D features, P principal components, T ranks, C classes of a rank.
+Letters of shapes: N rows, M views of them, D features, P principal components, F folds and at the end all rows, T
+ranks, C classes of a rank, S classes of all ranks, R views of a chunk.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from numpy.typing import NDArray
 
 from linnaeus_jax.learning.discriminant import Affine, FeatureSums, best_scale, cross_entropy
 
 #: folds; inverse strengths of the penalty, as scikit-learn's `C`, in the order in which they are tried; iterations for
 #: each; principal components of the standardised features that are kept
-FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.03, 0.1, 0.3), 15, 512
+FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.01, 0.1, 1.0), 20, 512
 #: most multiply-adds of all regressions, about two minutes on two cores; beyond them discriminants alone are fitted
 MOST_PRODUCTS = 1e13
 #: second derivative of the loss by a logit, about, in the scaling of components
 CURVATURE = 0.005
 DISCRIMINANTS = "linear discriminants"
+#: views whose logits are in memory at once; logit of a class without rows while the others are fitted
+CHUNK, ABSENT = 1024, -1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +40,7 @@ class RankFit:
 
     Attributes:
       affine: kernel [D, C] and bias [C], float32, of all rows that have a label; `x @ kernel + bias` are logits.
-      logits: float32 [N, C], of every row by a classifier that was fitted to the other folds.
+      logits: float32 [N, C], of the first view of every row by a classifier that was fitted to the other folds.
       kind: of classifier, in words.
       accuracy: share of the labelled rows that `logits` have right.
     """
@@ -57,7 +65,12 @@ def stratified_folds(label_NT: NDArray[np.integer], folds: int = FOLDS, seed: in
 
 
 def fit_ranks(
-    x_ND: NDArray[np.float32], label_NT: NDArray[np.integer], classes: Mapping[str, int], *, seed: int = 0
+    x_MD: NDArray[np.float32],
+    label_NT: NDArray[np.integer],
+    classes: Mapping[str, int],
+    row_M: NDArray[np.integer] | None = None,
+    *,
+    seed: int = 0,
 ) -> dict[str, RankFit]:
     """Rank -> its best classifier by accuracy out of folds, of equal ones that with the least cross entropy; without
     the ranks of which fewer than two classes have rows.
@@ -65,49 +78,63 @@ def fit_ranks(
     Args:
       label_NT: classes, finest rank first; a label below 0 is none.
       classes: rank -> number of classes, in the order of the columns of labels.
+      row_M: of which row each view is, the unaugmented one first; None: one view of each. A row counts the same,
+        however many views it has.
       seed: of the folds.
     """
-    fold, found = stratified_folds(label_NT, seed=seed), {}
-    parts = [FeatureSums(classes, x_ND.shape[1]) for _ in range(FOLDS)]
+    row_M = np.arange(len(label_NT)) if row_M is None else row_M
+    _, first, views = np.unique(row_M, return_index=True, return_counts=True)
+    weight_M, found = (1 / views[row_M]).astype(np.float32), {}
+    fold = stratified_folds(label_NT, seed=seed)
+    parts = [FeatureSums(classes, x_MD.shape[1]) for _ in range(FOLDS)]
     for number, sums in enumerate(parts):
-        sums.add(x_ND[fold == number], label_NT[fold == number])
+        chosen = fold[row_M] == number
+        sums.add(x_MD[chosen], label_NT[row_M[chosen]], weight_M[chosen])
     others = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
-    whole = parts[0] + others[0]
-    regresses = regression_products(len(x_ND), x_ND.shape[1], classes) <= MOST_PRODUCTS
-    z_NP, to_raw = _components(x_ND) if regresses else (x_ND, None)
-    for place, (rank, count) in enumerate(classes.items()):
-        label, ways = label_NT[:, place], []
+    whole, ways = parts[0] + others[0], {rank: list[tuple[str, Affine, NDArray[np.float32]]]() for rank in classes}
+    for rank, count in classes.items():
         if (affine := whole.discriminants(rank)) is not None:
-            folded = [sums.discriminants(rank) or affine_of_nothing(x_ND.shape[1], count) for sums in others]
-            ways.append((DISCRIMINANTS, affine, _out_of_fold(x_ND, fold, folded)))
-        if affine is not None and to_raw is not None:
-            each = zip(*(_path(z_NP[fold != number], label[fold != number], count) for number in range(FOLDS)))
-            for strength, fit, maps in zip(STRENGTHS, _path(z_NP, label, count), each, strict=True):
-                ways.append((f"logistic regression, C = {strength:g}", to_raw(fit), _out_of_fold(z_NP, fold, maps)))
-        if ways:
-            found[rank] = min((_scaled(*way, label) for way in ways), key=operator.itemgetter(0))[1]
+            folded = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in others]
+            ways[rank].append((DISCRIMINANTS, affine, _out_of_fold(x_MD[first], fold, folded)))
+    if regression_products(len(x_MD), x_MD.shape[1], classes) <= MOST_PRODUCTS and any(ways.values()):
+        z_MP, to_raw = _components(x_MD, weight_M)
+        outside_FM = np.stack([fold[row_M] != number for number in range(FOLDS)] + [np.ones(len(row_M), bool)])
+        path = regressions(z_MP, label_NT[row_M], weight_M * outside_FM, classes, STRENGTHS)
+        for strength, maps in zip(STRENGTHS, path, strict=True):
+            for rank in filter(ways.get, classes):
+                *folded, fit = maps[rank]
+                kind = f"logistic regression, C = {strength:g}"
+                ways[rank].append((kind, to_raw(fit), _out_of_fold(z_MP[first], fold, folded)))
+    for place, rank in enumerate(classes):
+        if ways[rank]:
+            scaled = (_scaled(*way, label_NT[:, place]) for way in ways[rank])
+            found[rank] = min(scaled, key=operator.itemgetter(0))[1]
     return found
 
 
-def regression_products(rows: int, width: int, classes: Mapping[str, int]) -> float:
+def regression_products(views: int, width: int, classes: Mapping[str, int]) -> float:
     """Multiply-adds of all regressions of `fit_ranks`, about."""
-    passes = 2.0 * ITERATIONS * len(STRENGTHS) * FOLDS
-    return passes * rows * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
+    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (FOLDS + 1)
+    return passes * views * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
 
 
-def _components(x_ND: NDArray[np.float32]) -> tuple[NDArray[np.float32], Callable[[Affine], Affine]]:
-    """Principal components [N, P] of the standardised features, which labels have no part in; and a function from a map
+def _components(
+    x_MD: NDArray[np.float32], weight_M: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], Callable[[Affine], Affine]]:
+    """Principal components [M, P] of the standardised features, which labels have no part in; and a function from a map
     of them to one of the features. The last components are mostly noise, and cost most of the time."""
-    mean, scale = x_ND.mean(axis=0, dtype=np.float64), x_ND.std(axis=0, dtype=np.float64)
+    mean = np.average(x_MD, axis=0, weights=weight_M)
+    z_MD = x_MD - mean.astype(np.float32)
+    scale = np.sqrt(np.average(np.square(z_MD), axis=0, weights=weight_M))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 1e-6 * scale.max(initial=0.0))
-    z_ND = (x_ND - mean.astype(np.float32)) * inverse.astype(np.float32)
-    axes_DP = np.linalg.eigh(z_ND.T @ z_ND / np.float32(len(z_ND)))[1][:, : -COMPONENTS - 1 : -1]
+    z_MD *= inverse.astype(np.float32)
+    axes_DP = np.linalg.eigh(z_MD.T @ (z_MD * weight_M[:, None]) / weight_M.sum())[1][:, : -COMPONENTS - 1 : -1]
 
     def to_raw(affine: Affine) -> Affine:
         kernel = inverse[:, None] * (axes_DP @ affine[0].astype(np.float64))
         return kernel.astype(np.float32), (affine[1] - mean @ kernel).astype(np.float32)
 
-    return z_ND @ axes_DP, to_raw
+    return z_MD @ axes_DP, to_raw
 
 
 def affine_of_nothing(width: int, count: int) -> Affine:
@@ -132,63 +159,105 @@ def _out_of_fold(x_ND: NDArray[np.float32], fold: NDArray[np.int64], affines: Se
     return logits
 
 
-def _path(x_NP: NDArray[np.float32], label: NDArray[np.integer], count: int) -> Iterator[Affine]:
-    """Logistic regressions by falling strength of the penalty, each begun from the one before."""
-    known = label >= 0
-    present, y = np.unique(label[known], return_inverse=True)
-    x, (kernel, bias) = x_NP[known], affine_of_nothing(x_NP.shape[1], len(present))
-    for strength in STRENGTHS if len(x) else ():
-        kernel, bias = logistic_regression(x, y, (kernel, bias), strength)
-        whole = affine_of_nothing(x.shape[1], count)
-        # a class without rows is as likely as half a row of all would make it, or less, for each of them
-        logits = x @ kernel + bias
-        top = logits.max(axis=1)
-        whole[1][:] = (top + np.log(np.exp(logits - top[:, None]).sum(axis=1))).min() + np.log(0.5 / len(x))
-        whole[0][:, present], whole[1][present] = kernel, bias
-        yield whole
-    if not len(x):
-        yield from [affine_of_nothing(x.shape[1], count)] * len(STRENGTHS)
-
-
-def logistic_regression(
-    x_NP: NDArray[np.float32],
-    label_N: NDArray[np.integer],
-    start: Affine,
-    strength: float,
+def regressions(
+    x_MP: NDArray[np.float32],
+    label_MT: NDArray[np.integer],
+    weight_FM: NDArray[np.float32],
+    classes: Mapping[str, int],
+    strengths: Sequence[float],
     *,
     iterations: int = ITERATIONS,
-) -> Affine:
-    """Kernel [P, C] and bias [C] with nearly the least `0.5 |kernel|² + strength * Σ -log p`, by L-BFGS in float32.
+) -> Iterator[dict[str, list[Affine]]]:
+    """For each strength of the penalty, rank -> kernel [P, C] and bias [C] for each line of weights, which have nearly
+    the least `0.5 |kernel|² + strength * Σ weight * -log p`: all together by L-BFGS in float32, each strength from the
+    one before.
+
+    A class without rows is as likely as half a row of all would make it, or less, for each of them.
 
     Args:
-      x_NP: uncorrelated features, for each of which the search has a length of its own.
-      label_N: in [0, C).
-      start: where the search begins.
+      x_MP: uncorrelated features, for each of which the search has a length of its own.
+      label_MT: below 0 is none, and has no part in a rank.
     """
-    from scipy.optimize import minimize
+    spans = tuple(pairwise(accumulate(classes.values(), initial=0)))
+    known_MT = label_MT >= 0
+    total_FT = weight_FM @ known_MT.astype(np.float32)
+    rows_FS = np.concatenate(
+        [
+            np.stack([np.bincount(label[known], weight[known], stop - start) for weight in weight_FM])
+            for label, known, (start, stop) in zip(label_MT.T, known_MT.T, spans, strict=True)
+        ],
+        axis=1,
+    )
+    absent_FS = np.where(rows_FS > 0, 0.0, ABSENT).astype(np.float32)
+    lacking = -len(x_MP) % CHUNK
+    chunks = [
+        np.pad(array, [(0, lacking), (0, 0)]).reshape(-1, CHUNK, array.shape[1])
+        for array in (x_MP, label_MT.astype(np.int32), weight_FM.T.astype(np.float32))
+    ]
+    variance_P = np.square(x_MP).mean(axis=0)
+    params = np.zeros((x_MP.shape[1] + 1, *rows_FS.shape), np.float32)
+    for strength in strengths:
+        decay_FT = 1 / (strength * np.maximum(total_FT, 1e-6)).astype(np.float32)
+        length_P = 1 / np.sqrt(CURVATURE * variance_P + decay_FT[-1].mean())
+        length = np.append(length_P, 1.0).astype(np.float32)[:, None, None]
+        solved = _solve(params / length, chunks, absent_FS, total_FT, decay_FT, length, spans=spans, steps=iterations)
+        params = np.asarray(solved) * length
+        found: dict[str, list[Affine]] = {rank: [] for rank in classes}
+        for line, rows in enumerate(rows_FS):
+            for place, (rank, (start, stop)) in enumerate(zip(classes, spans, strict=True)):
+                kernel, bias = params[:-1, line, start:stop].copy(), params[-1, line, start:stop].copy()
+                missing = rows[start:stop] == 0
+                if missing.any() and not missing.all():
+                    logits = x_MP[weight_FM[line] > 0] @ kernel[:, ~missing] + bias[~missing]
+                    top = logits.max(axis=1)
+                    least = (top + np.log(np.exp(logits - top[:, None]).sum(axis=1))).min()
+                    bias[missing] = least + np.log(0.5 / total_FT[line, place])
+                found[rank].append((kernel, bias))
+        yield found
 
-    rows, (width, count) = np.arange(len(x_NP)), start[0].shape
-    decay = 1 / (strength * len(x_NP))
-    length = 1 / np.sqrt(CURVATURE * np.square(x_NP).mean(axis=0) + decay)[:, None]
-    x, penalty = x_NP * length.T, (decay * np.square(length)).astype(np.float32)
 
-    def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        both = flat.astype(np.float32).reshape(width + 1, count)
-        kernel, pull = both[:-1], penalty * both[:-1]
-        logits = x @ kernel + both[-1]
-        logits -= logits.max(axis=1, keepdims=True)
-        of_label = logits[rows, label_N]
-        p = np.exp(logits, out=logits)
-        total = p.sum(axis=1, keepdims=True)
-        p /= total
-        p[rows, label_N] -= 1
-        p /= np.float32(len(rows))
-        gradient = np.concatenate([x.T @ p + pull, p.sum(axis=0, keepdims=True)])
-        value = (np.log(total[:, 0]) - of_label).mean(dtype=np.float64) + 0.5 * np.vdot(pull, kernel)
-        return float(value), gradient.ravel().astype(np.float64)
+@functools.partial(jax.jit, static_argnames=("spans", "steps"))
+def _solve(
+    first: jax.Array,
+    chunks: Any,
+    absent_FS: jax.Array,
+    total_FT: jax.Array,
+    decay_FT: jax.Array,
+    length: jax.Array,
+    *,
+    spans: tuple[tuple[int, int], ...],
+    steps: int,
+) -> jax.Array:
+    """Scaled kernel and bias, [P + 1, F, S]."""
 
-    first = np.concatenate([start[0] / length, start[1][None]]).ravel().astype(np.float64)
-    options = {"maxiter": iterations, "ftol": 1e-7, "gtol": 1e-6, "maxcor": 5}
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", options=options).x
-    both = found.astype(np.float32).reshape(width + 1, count)
-    return both[:-1] * length.astype(np.float32), both[-1]
+    def loss(scaled: jax.Array) -> jax.Array:
+        params = scaled * length
+
+        def of_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
+            x_RP, label_RT, weight_RF = chunk
+            logits = jnp.einsum("rp,pfs->rfs", x_RP, params[:-1]) + (params[-1] + absent_FS)[None]
+            for place, (start, stop) in enumerate(spans):
+                label = label_RT[:, place]
+                log_p = jax.nn.log_softmax(logits[:, :, start:stop])
+                chosen = jnp.take_along_axis(log_p, jnp.maximum(label, 0)[:, None, None], axis=2)[:, :, 0]
+                weight = weight_RF * (label >= 0)[:, None] / jnp.maximum(total_FT[:, place], 1e-6)[None]
+                total -= (weight * chosen).sum()
+            return total, None
+
+        total, _ = jax.lax.scan(jax.checkpoint(of_chunk), jnp.float32(0), chunks)
+        penalties = (
+            0.5 * (decay_FT[:, place] * jnp.square(params[:-1, :, start:stop]).sum(axis=(0, 2))).sum()
+            for place, (start, stop) in enumerate(spans)
+        )
+        return total + sum(penalties)
+
+    solver, value_and_grad = optax.lbfgs(memory_size=8), optax.value_and_grad_from_state(loss)
+
+    def step(_: int, carry: Any) -> Any:
+        params, state = carry
+        value, grad = value_and_grad(params, state=state)
+        updates, state = solver.update(grad, state, params, value=value, grad=grad, value_fn=loss)
+        return optax.apply_updates(params, updates), state
+
+    params: jax.Array = jax.lax.fori_loop(0, steps, step, (first, solver.init(first)))[0]
+    return params

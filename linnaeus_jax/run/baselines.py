@@ -45,7 +45,7 @@ log = logging.getLogger("linnaeus_jax")
 #: rows of training and of validation that are looked at, at most; side of the pictures; rows that are read at once
 TRAIN_ROWS, VAL_ROWS, SIDE, CHUNK = 3000, 1000, 64, 64
 
-Vectors = Callable[[Split, NDArray[np.int64]], tuple[NDArray[np.float32], NDArray[np.bool_]]]
+Vectors = Callable[..., tuple[NDArray[np.float32], NDArray[np.bool_]]]
 
 
 def write_baselines(experiment: Experiment, state: TrainState, step: int | None) -> None:
@@ -135,7 +135,7 @@ def _accuracies(dataset: Dataset, rows: dict[str, NDArray[np.int64]], vectors: V
 
 
 def _chunks(
-    source: ImageSource, rows: NDArray[np.int64], threads: int
+    source: ImageSource, rows: NDArray[np.int64], threads: int, view: int = 0
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.bool_]]]:
     """What a source holds of rows, `CHUNK` at a time, and which of them could be read; a few are read ahead."""
     views = getattr(source, "views", 1)
@@ -143,7 +143,7 @@ def _chunks(
     def read(first: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         some = rows[first : first + CHUNK]
         out = np.empty((len(some), *source.image_shape), input_dtype(source))
-        return out, source.read(some * views, out)
+        return out, source.read(some * views + view, out)
 
     starts, ahead = range(0, len(rows), CHUNK), 2 * max(1, threads)
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -171,7 +171,8 @@ def colour_vectors(experiment: Experiment) -> Vectors | None:
 
 
 def feature_vectors(experiment: Experiment, state: TrainState) -> Vectors | None:
-    """Features that the trunk gives of what is stored of the pictures; None where nothing is stored."""
+    """A function of a split, its rows and a stored view of them, 0 unaugmented, to features [n, D] and which rows could
+    be read: what the trunk gives of what is stored. None where nothing is stored."""
     program, inputs, placement = experiment.program, experiment.inputs, experiment.placement
     if program.stored is None or len(inputs.stored) < 2:
         return None
@@ -191,8 +192,8 @@ def feature_vectors(experiment: Experiment, state: TrainState) -> Vectors | None
 
         encode = encoded
 
-    def vectors(split: Split, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        parts = [(encode(x), read) for x, read in _chunks(inputs.stored[split.name], rows, 1)]
+    def vectors(split: Split, rows: NDArray[np.int64], view: int = 0) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        parts = [(encode(x), read) for x, read in _chunks(inputs.stored[split.name], rows, 1, view)]
         x = np.concatenate([np.asarray(x, np.float32).reshape(len(x), -1) for x, _ in parts])
         return x, np.concatenate([read for _, read in parts])
 

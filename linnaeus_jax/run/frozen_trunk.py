@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import RunDirectory, replaced_file
-from linnaeus_jax.learning.regression import RankFit, fit_ranks
+from linnaeus_jax.learning.regression import MOST_PRODUCTS, RankFit, fit_ranks, regression_products
 from linnaeus_jax.metrics.phases import MAIN
 from linnaeus_jax.run.baselines import feature_vectors
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -39,11 +40,17 @@ FEW_ROWS, MOST_VALUES = 20, 1 << 28
 
 
 class _Rows(NamedTuple):
-    """Features [N, D], labels int64 [N, T] (-1: none) and rows [N] of a split."""
+    """Labels int64 [N, T] (-1: none) and rows [N] of a split, features [M, D] of their views, and of which of the rows
+    each view is, the unaugmented ones first."""
 
     x: NDArray[np.float32]
     label: NDArray[np.int64]
     row: NDArray[np.int64]
+    place: NDArray[np.int64]
+
+    def joined(self, other: _Rows) -> _Rows:
+        pairs = zip(self, other._replace(place=other.place + len(self.row)), strict=True)
+        return _Rows(*(np.concatenate(pair) for pair in pairs))
 
 
 def chooses(experiment: Experiment) -> bool:
@@ -73,7 +80,7 @@ def measure_frozen_trunk(
         return
     train, val = _features(experiment, state)
     heads = fittable(experiment)
-    fits = fit_ranks(train.x, train.label, heads)
+    fits = fit_ranks(train.x, train.label, heads, train.place)
     frozen, fitted = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
     if set(fitted) != set(heads):
         log.warning(
@@ -85,9 +92,8 @@ def measure_frozen_trunk(
     values = epoch_end.evaluate(frozen, (MAIN,))[MAIN.name]
     host.tracker.update(MAIN.name, values, 0, 0, samples=len(dataset.val))
     if fits_all(experiment.config.train.fit_rows, dataset):
-        x, label = np.concatenate([train.x, val.x]), np.concatenate([train.label, val.label])
-        both = _Rows(x, label, np.concatenate([train.row, val.row]))
-        fits = fit_ranks(both.x, both.label, heads)
+        both = train.joined(val)
+        fits = fit_ranks(both.x, both.label, heads, both.place)
         frozen, _ = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
         _write_out_of_fold(experiment.directory, both, len(train.row), fits)
     epoch_end.rank(0, 0)
@@ -152,42 +158,63 @@ def _obstacle(experiment: Experiment, state: TrainState) -> str:
 
 
 def _features(experiment: Experiment, state: TrainState) -> tuple[_Rows, _Rows]:
-    dataset, vectors = experiment.inputs.dataset, feature_vectors(experiment, state)
+    dataset, stored, vectors = experiment.inputs.dataset, experiment.inputs.stored, feature_vectors(experiment, state)
     assert vectors is not None
     found = []
     for split in (dataset.train, dataset.val):
         x, read = vectors(split, split.rows)
-        label = split.labels.astype(np.int64)
+        rows, parts = split.rows[read], [x[read]]
+        for view in range(1, _views(getattr(stored[split.name], "views", 1), x[read], fittable(experiment))):
+            parts.append(vectors(split, rows, view)[0])
+        label = split.labels[read].astype(np.int64)
         label = np.where(label == 0, -1, label) if dataset.null_possible else label
-        found.append(_Rows(x[read], label[read], split.rows[read].astype(np.int64)))
+        place = np.tile(np.arange(len(rows)), len(parts))
+        found.append(_Rows(np.concatenate(parts), label, rows.astype(np.int64), place))
     return found[0], found[1]
 
 
+def _views(stored: int, x_ND: NDArray[np.float32], heads: Mapping[str, int]) -> int:
+    """Stored views of every row that are fitted to: as many as time and memory allow."""
+    allowed = (
+        views
+        for views in range(stored, 1, -1)
+        if views * x_ND.size <= MOST_VALUES
+        and regression_products(views * len(x_ND), x_ND.shape[1], heads) <= MOST_PRODUCTS
+    )
+    return next(allowed, 1)
+
+
 def _write_out_of_fold(directory: RunDirectory, both: _Rows, training: int, fits: dict[str, RankFit]) -> None:
-    logits: dict[str, Any] = {f"logits/{task}": fit.logits for task, fit in fits.items()}
+    logits = {f"logits/{task}": fit.logits for task, fit in fits.items()}
     validates = np.arange(len(both.row)) >= training
     with (
         directory.writing(directory.out_of_fold),
         replaced_file(directory.out_of_fold) as path,
         path.open("wb") as file,
     ):
-        np.savez(file, row=both.row, label=both.label, validates=validates, **logits)
+        np.savez(file, row=both.row, validates=validates, **logits)
 
 
-def out_of_fold(directory: RunDirectory, rows: NDArray[np.integer]) -> dict[str, NDArray[np.float32]] | None:
-    """Rank -> logits [n, C] of these validation rows by heads of step 0 that were fitted to other rows; NaN for those
-    that could not be read then. None where validation rows were not fitted to.
+def out_of_fold(directory: RunDirectory, dataset: Dataset) -> tuple[Split, dict[str, NDArray[np.float32]]] | None:
+    """Rows, and rank -> logits [n, C] of them by heads of step 0 that were fitted to other rows: of training and
+    validation, of validation alone where they have a labels file each. None where none of these were fitted to.
 
     Raises:
       DamagedFileError: the file is not what was written.
     """
-    path = directory.out_of_fold
+    path, split = directory.out_of_fold, dataset.val
     directory.check(path)
     if not path.is_file():
         return None
     with np.load(path, allow_pickle=False) as arrays:
-        validates = np.flatnonzero(arrays["validates"])
-        place = {int(row): at for row, at in zip(arrays["row"][validates], validates, strict=True)}
-        known = np.array([place.get(int(row), -1) for row in rows], np.int64)
-        logits = {name.partition("/")[2]: arrays[name] for name in arrays.files if name.startswith("logits/")}
-    return {task: np.where((known < 0)[:, None], np.float32(np.nan), z[known]) for task, z in logits.items()}
+        stored = {name: arrays[name] for name in arrays.files}
+    validates = stored["validates"]
+    if dataset.train.table is dataset.val.table:
+        split, validates = dataset.val.with_rows_of(dataset.train), np.ones_like(validates)
+    places = np.flatnonzero(validates)
+    place = dict(zip(stored["row"][places].tolist(), places.tolist(), strict=True))
+    found = [place.get(row, -1) for row in split.rows.tolist()]  # none of those that could not be read
+    split, known = split.take(np.flatnonzero(np.array(found) >= 0)), np.array([at for at in found if at >= 0], np.int64)
+    return split, {
+        name.partition("/")[2]: logits[known] for name, logits in stored.items() if name.startswith("logits/")
+    }

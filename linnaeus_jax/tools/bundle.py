@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         which = "moving average" if bundle.facts["weights"] == "ema" else "last parameters"
         which += f" after {bundle.facts['step']} updates"
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file()) / 1e6
-    how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} validation rows"
+    how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} {measured.rows.kind}"
     text = f"{options.out}: {size:.1f} MB; {which}, {how}; read its README.md"
     console.print(text, soft_wrap=True)
     bad = 0 if measured is None else measured.rows.not_finite

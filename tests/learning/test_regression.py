@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.learning import regression
-from linnaeus_jax.learning.regression import fit_ranks, logistic_regression, regression_products, stratified_folds
+from linnaeus_jax.learning.regression import fit_ranks, regression_products, regressions, stratified_folds
 
 RANKS = {"fine": 7, "coarse": 3}
 PARENT = np.array([0, 0, 1, 1, 2, 2, 2])
@@ -40,27 +40,39 @@ def test_the_rows_of_a_class_lie_evenly_in_as_many_folds_as_they_can(fine, folds
     np.testing.assert_array_equal(fold, stratified_folds(label, folds, seed))
 
 
-def test_the_search_ends_where_the_gradient_is_zero():
-    x, _, fine = drawn(90, 8)
+@pytest.mark.parametrize("weights", ["rows", "some", "uneven"])
+def test_the_search_ends_where_the_gradient_is_zero(weights):
+    """For every line of weights and every rank, of 1,100 rows, which are more than are looked at together."""
+    x, label, _ = drawn(1100 if weights == "rows" else 90, 8)
     x = (x - x.mean(axis=0)) / x.std(axis=0)
-    start = np.zeros((8, 6), np.float32), np.zeros(6, np.float32)
-    kernel, bias = (a.astype(np.float64) for a in logistic_regression(x, fine, start, 0.3, iterations=500))
+    rng = np.random.default_rng(1)
+    lines = {"rows": np.ones(len(x)), "some": rng.random(len(x)) < 0.7, "uneven": rng.uniform(0.1, 3, len(x))}
+    weight = np.stack([lines[weights], np.ones(len(x))]).astype(np.float32)
+    (fits,) = regressions(x, label, weight, RANKS, (0.3,), iterations=200)
+    for column, (rank, count) in enumerate(RANKS.items()):
+        known = label[:, column] >= 0
+        for w, (kernel, bias) in zip(weight[:, known], fits[rank], strict=True):
+            present = np.arange(6 if rank == "fine" else 3)
+            assert kernel.shape == (8, count)
+            logits = x[known].astype(np.float64) @ kernel[:, present] + bias[present]
+            p = np.exp(logits - logits.max(axis=1, keepdims=True))
+            p = (p / p.sum(axis=1, keepdims=True) - np.eye(len(present))[label[known, column]]) * w[:, None]
+            np.testing.assert_allclose(kernel[:, present] + 0.3 * x[known].T @ p, 0, atol=5e-3 * len(x) / 90)
+            np.testing.assert_allclose(0.3 * p.sum(axis=0), 0, atol=5e-3 * len(x) / 90)
+            if count > len(present):  # no row is of it
+                np.testing.assert_array_equal(kernel[:, len(present) :], 0)
+                assert (bias[6] <= np.log(np.exp(logits).sum(axis=1)) + np.log(0.5 / w.sum()) + 1e-4).all()
 
-    def objective(kernel, bias):
-        logits = x @ kernel + bias
-        loss = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(90), fine]
-        return 0.5 * np.square(kernel).sum() + 0.3 * loss.sum()
 
-    least = objective(kernel, bias)
-    rng = np.random.default_rng(0)
-    for size in (1e-1, 1e-2):
-        for _ in range(20):
-            away = rng.normal(size=kernel.shape), rng.normal(size=bias.shape)
-            assert objective(kernel + size * away[0], bias + size * away[1]) > least
-    p = np.exp(x @ kernel + bias)
-    p = p / p.sum(axis=1, keepdims=True) - np.eye(6)[fine]
-    np.testing.assert_allclose(kernel + 0.3 * x.T @ p, 0, atol=5e-3)
-    np.testing.assert_allclose(0.3 * p.sum(axis=0), 0, atol=5e-3)
+def test_a_row_counts_the_same_however_many_views_it_has():
+    """Equal views change nothing, for either kind."""
+    x, label, _ = drawn(120)
+    row = np.concatenate([np.arange(120), np.repeat(np.arange(40), 3)])
+    once, thrice = (fit_ranks(x[rows], label, RANKS, rows) for rows in (np.arange(120), row))
+    for rank in RANKS:
+        assert once[rank].kind == thrice[rank].kind
+        np.testing.assert_allclose(once[rank].logits, thrice[rank].logits, atol=0.05)
+        assert (once[rank].logits.argmax(axis=1) == thrice[rank].logits.argmax(axis=1)).mean() > 0.97
 
 
 def test_maps_are_of_raw_features_and_logits_of_rows_that_were_not_fitted_to():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import DamagedFileError, RunDirectory
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.inference.quality.measuring import WITH, read_rows
@@ -37,20 +38,46 @@ def test_rows_of_validation_are_fitted_to_where_classes_are_small(fit_rows, coun
     assert frozen_trunk.fits_all(fit_rows, dataset) is found
 
 
-def test_logits_out_of_folds_are_found_by_row_and_damage_is_seen(tmp_path):
-    directory = RunDirectory(tmp_path)
+def split_of(table, *rows):
+    n = len(rows)
+    others = (np.arange(n), np.zeros((n, 0), bool), np.zeros((n, 0), np.int32))
+    return Split("", table, np.array(rows), "", *others, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "rows", "logits"),
+    [
+        ("one", [9, 3, 5, 4], [[6, 7], [4, 5], [2, 3], [0, 1]]),
+        ("two", [9, 3], [[6, 7], [4, 5]]),  # rows of two files have the same numbers
+    ],
+)
+def test_logits_out_of_folds_are_found_by_row_and_damage_is_seen(tmp_path, files, rows, logits):
+    """Row 7 of validation could not be read."""
+    directory, table = RunDirectory(tmp_path), object()
     directory.create()
-    assert frozen_trunk.out_of_fold(directory, np.array([3])) is None
-    logits = np.arange(8, dtype=np.float32).reshape(4, 2)
-    fit = RankFit((logits, logits[0]), logits, "any", 0.5)
-    rows = frozen_trunk._Rows(logits, np.zeros((4, 1), np.int64), np.array([3, 5, 3, 9]))
-    frozen_trunk._write_out_of_fold(directory, rows, 2, {"species": fit})
-    found = frozen_trunk.out_of_fold(directory, np.array([9, 5, 3]))
+    other = table if files == "one" else object()
+    dataset: Any = SimpleNamespace(train=split_of(table, 5, 4), val=split_of(other, 9, 7, 3))
+    assert frozen_trunk.out_of_fold(directory, dataset) is None
+    values = np.arange(8, dtype=np.float32).reshape(4, 2)
+    fit = RankFit((values, values[0]), values, "any", 0.5)
+    row = np.array([4, 5, 3, 9])
+    stored = frozen_trunk._Rows(values, np.zeros((4, 1), np.int64), row, np.arange(4))
+    frozen_trunk._write_out_of_fold(directory, stored, 2, {"species": fit})
+    found = frozen_trunk.out_of_fold(directory, dataset)
     assert found is not None
-    np.testing.assert_array_equal(found["species"], [[6, 7], [np.nan, np.nan], [4, 5]])
+    assert found[0].rows.tolist() == rows
+    np.testing.assert_array_equal(found[1]["species"], logits)
+    np.testing.assert_array_equal(found[0].rarity, [0, 2, 0, 1] if files == "one" else [0, 2])
     directory.out_of_fold.write_bytes(directory.out_of_fold.read_bytes()[:-1])
     with pytest.raises(DamagedFileError, match=r"out_of_fold\.npz is damaged"):
-        frozen_trunk.out_of_fold(directory, np.array([9]))
+        frozen_trunk.out_of_fold(directory, dataset)
+
+
+@pytest.mark.parametrize(("products", "values", "found"), [(1e13, 1 << 28, 4), (1e13, 39, 1), (2, 1 << 28, 1)])
+def test_views_are_left_out_where_they_would_take_too_long(products, values, found, monkeypatch):
+    monkeypatch.setattr(frozen_trunk, "MOST_PRODUCTS", products)
+    monkeypatch.setattr(frozen_trunk, "MOST_VALUES", values)
+    assert frozen_trunk._views(4, np.zeros((10, 2), np.float32), {"species": 3}) == found
 
 
 @pytest.mark.slow
@@ -72,8 +99,9 @@ def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp
     kernel = np.asarray(bundle.variables["params"]["head"][TASKS[0]]["fc"]["kernel"])
     assert np.abs(kernel).max() > 0
     with np.load(directory.out_of_fold) as kept:
-        of_validation = kept[f"logits/{TASKS[0]}"][kept["validates"]]
-    np.testing.assert_array_equal(np.sort(rows.logits[WITH][TASKS[0]], axis=0), np.sort(of_validation, axis=0))
+        folds = kept[f"logits/{TASKS[0]}"]  # of all rows
+    np.testing.assert_array_equal(np.sort(rows.logits[WITH][TASKS[0]], axis=0), np.sort(folds, axis=0))
+    assert rows.kind.startswith("training and validation rows")
     # a kill between the checkpoint of step 0 and the first one of an epoch
     shutil.copytree(directory.root, tmp_path / "killed")
     killed = RunDirectory(tmp_path / "killed")

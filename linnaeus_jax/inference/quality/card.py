@@ -160,7 +160,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
 def _sample(measured: Measured) -> str:
     count, total = len(measured.rows.labels), measured.rows.total
     drawn = "all" if count == total else f"{count:,}, drawn at random, of"
-    return f"{drawn} {total:,} validation rows of its data"
+    return f"{drawn} {total:,} {measured.rows.kind}"
 
 
 def _accuracy(bundle: Bundle, measured: Measured) -> str:

@@ -33,7 +33,7 @@ CONSISTENCY = {"ranks": "documented", "paths": "path"}
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Validation rows of a run, and what its model says of them.
+    """Rows of a run that its model was not fitted to, and what it says of them.
 
     Attributes:
       logits: phase -> task -> float32 [N, C]; the phases are `WITH` all metadata and, where there are any, `WITHOUT`.
@@ -44,6 +44,7 @@ class Rows:
       licences: of the training rows, by name; {} where the labels file has none.
       test: logits with all metadata, task -> float32 [n, C], and labels int32 [n, T] of the test rows of the labels
         file, or of as many drawn from them; None where it sets none aside.
+      folds: the rows are those that the heads were fitted to, and `logits` are by heads of other folds.
     """
 
     logits: Mapping[str, Logits]
@@ -53,6 +54,16 @@ class Rows:
     licences: Mapping[str, int]
     not_finite: int = 0
     test: tuple[Logits, NDArray[np.int32]] | None = None
+    folds: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the rows are, in words."""
+        return (
+            "training and validation rows, each by heads that were fitted to others"
+            if self.folds
+            else "validation rows"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,24 +107,30 @@ def read_rows(
     phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
     most_rows = min(most_rows, max(1, MOST_BYTES // row_bytes))
-    split, loaded = whole.sample(most_rows, seed), _with_weights(loaded, bundle)
-    evaluation = evaluate(loaded, phases, split, logits=True, progress=progress)
-    logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
-    kept = None if bundle.facts["step"] else out_of_fold(loaded.experiment.directory, split.rows)
-    if kept is not None:
-        log.info("the heads were fitted to the validation rows too: these are judged by heads of other folds")
-        logits = dict.fromkeys(logits, kept)
+    loaded = _with_weights(loaded, bundle)
+    folds = None if bundle.facts["step"] else out_of_fold(loaded.experiment.directory, loaded.dataset)
+    if folds is not None:
+        whole, of_folds = folds
+        split = whole.sample(most_rows, seed)
+        place = {row: at for at, row in enumerate(whole.rows.tolist())}
+        some_rows = some(of_folds, np.array([place[row] for row in split.rows.tolist()]))
+        logits: dict[str, Logits] = {phase.name: some_rows for phase in phases}  # fitted without metadata
+    else:
+        split = whole.sample(most_rows, seed)
+        evaluation = evaluate(loaded, phases, split, logits=True, progress=progress)
+        logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
     if not finite.any():
         raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
     return Rows(
         {phase: some(of_phase, finite) for phase, of_phase in logits.items()},
-        evaluation.predictions[WITH].label[finite],
+        split.labels[finite],
         tuple((kind, name, rows[finite]) for kind, name, rows in _subsets(loaded, split)),
         len(whole),
         license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
         int(np.count_nonzero(~finite)),
         _test_rows(loaded, most_rows, seed, progress),
+        folds is not None,
     )
 
 
