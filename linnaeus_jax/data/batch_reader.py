@@ -12,12 +12,11 @@ import cv2
 import numpy as np
 
 from linnaeus_jax.data.batch import Batch
-from linnaeus_jax.data.images import ImageSource, SharingSource, input_dtype, rows_of_views
+from linnaeus_jax.data.images import ImageSource, input_dtype, rows_of_views
 from linnaeus_jax.data.pipeline_stats import Counters
 from linnaeus_jax.data.plans import EpochPlan
 
 MAX_CHUNK = 64  # rows per piece of decoding work
-Piece = slice | np.ndarray  # consecutive rows, or the positions of rows
 
 
 class BatchReader:
@@ -35,24 +34,14 @@ class BatchReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return BatchReader, (self.arrays, self.rows, self.images, self.io_threads)
 
-    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray, piece: Piece) -> None:
+    def _decode(self, rows: np.ndarray, out: np.ndarray, ok: np.ndarray, piece: slice) -> None:
         start = time.perf_counter()
-        if isinstance(piece, slice):
-            ok[piece] = self.images.read(rows[piece], out[piece])
-        else:
-            assert isinstance(self.images, SharingSource)
-            self.images.scatter(rows[piece], out, piece)
+        ok[piece] = self.images.read(rows[piece], out[piece])
         self.counters.add(decode_seconds=time.perf_counter() - start)
 
-    def _pieces(self, rows: np.ndarray) -> list[Piece]:
-        """Pieces of work that together are rows[n]; rows that share stored data are in one piece."""
+    def _pieces(self, rows: np.ndarray) -> list[slice]:
+        """Pieces of work that together are rows[n]."""
         pieces = 2 * self.io_threads  # a few per thread even out images that decode slowly
-        if isinstance(self.images, SharingSource) and not self._copies_only:
-            shared = self.images.neighbours(rows)
-            order = np.argsort(shared, kind="stable")
-            starts = np.flatnonzero(np.diff(shared[order], prepend=-1))  # of the rows that share something
-            size = -(-len(starts) // max(1, pieces))
-            return list(np.split(order, starts[size::size])) if len(rows) else []
         chunk = max(1, min(MAX_CHUNK, -(-len(rows) // pieces))) if pieces else MAX_CHUNK
         return [slice(start, start + chunk) for start in range(0, len(rows), chunk)]
 

@@ -7,6 +7,7 @@ Two forms: `images` uint8 [N, H, W, 3] RGB, or encoded images as `image_bytes` u
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -20,14 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.file_bytes import FileBytes
-from linnaeus_jax.data.h5_direct import (
-    ChunkedImages,
-    ChunkTable,
-    ContiguousImages,
-    Places,
-    StoredImages,
-    WholeChunkImages,
-)
+from linnaeus_jax.data.h5_direct import ContiguousImages, Places, StoredImages, WholeChunkImages, chunk_offsets
 from linnaeus_jax.data.h5_parts import Part, Runs, check_parts, runs_of
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import CHECKSUMS, RowChecks, read_checksums
@@ -63,13 +57,19 @@ class H5Images(StoredImages):
         return self._opened[2]
 
     def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
+        order = np.argsort(rows, kind="stable")
+        runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1) if len(rows) else []
         with self._lock:  # one thread opens the file; h5py lets only one read anyway
-            try:
-                dataset = self._dataset()
-                for i in np.argsort(rows, kind="stable").tolist():  # neighbours share chunks
-                    out[places[i]] = dataset[int(rows[i])]
-            except OSError as error:
-                raise OSError(f"{self.path} cannot be read ({error}); copy or build the file again") from error
+            for run in runs:  # of consecutive rows, which share chunks
+                first, last = int(rows[run[0]]), int(rows[run[-1]])
+                try:
+                    images = self._dataset()[first : last + 1]
+                except OSError as error:
+                    raise OSError(
+                        f"{self.path} cannot be read: images {first}..{last} ({error}); copy or build the file again"
+                    ) from error
+                for i, image in zip(run.tolist(), images, strict=True):
+                    out[places[i]] = image
 
 
 class JoinedImages:
@@ -134,16 +134,6 @@ class JoinedImages:
         """See `StoredImages.copies_only`."""
         return all(part.copies_only for part in self.parts)
 
-    def neighbours(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See `ChunkedImages.neighbours`."""
-        part_of_row, within = self.runs.locate(rows)
-        found = np.stack([part_of_row, within], axis=1)
-        for number in np.unique(part_of_row).tolist():
-            here, part = part_of_row == number, self.parts[number]
-            if isinstance(part, ChunkedImages | JoinedImages):
-                found[here, 1] = part.neighbours(within[here])
-        return np.unique(found, axis=0, return_inverse=True)[1].reshape(-1)
-
 
 @contextmanager
 def _open_h5(path: Path) -> Iterator[h5py.File]:
@@ -190,22 +180,17 @@ def _joined_source(path: Path, dataset: h5py.Dataset) -> JoinedImages | None:
 
 def _direct_source(path: Path, dataset: h5py.Dataset) -> StoredImages | None:
     """A reader of one file without the HDF5 library, where its layout has one."""
-    shape = dataset.shape
-    if dataset.chunks is not None:
-        table = ChunkTable.of(dataset)
-        end = 0 if table is None else table.end
-    else:
-        offset = dataset.id.get_offset()
-        end = 0 if offset is None else offset + dataset.nbytes
-    if end > path.stat().st_size:
+    shape, size = dataset.shape, path.stat().st_size
+    offset = dataset.id.get_offset() if dataset.chunks is None else None
+    offsets = chunk_offsets(dataset)
+    end = 0 if offset is None else offset + dataset.nbytes
+    if offsets is not None and len(offsets):
+        end = int(offsets.max()) + math.prod(shape[1:])
+    if end > size:
         raise OSError(f"{path}: dataset {dataset.name!r} ends beyond the end of the file; copy or build it again")
-    if dataset.chunks is None:
-        return None if offset is None else ContiguousImages(path, offset, shape)
-    if table is None:
-        return None
-    if dataset.chunks == (1, *shape[1:]) and not table.packed.any() and table.offset.min() >= 0:
-        return WholeChunkImages(path, table.offset.reshape(-1), shape)
-    return ChunkedImages(path, table, shape)
+    if offset is not None:
+        return ContiguousImages(path, offset, shape)
+    return None if offsets is None else WholeChunkImages(path, offsets, shape)
 
 
 def _fast_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImages | None:
@@ -230,7 +215,7 @@ def _fast_source(path: Path, dataset: h5py.Dataset) -> StoredImages | JoinedImag
             source.read(np.array([row]), probe)
             if not np.array_equal(probe[0], dataset[row]):
                 return None
-        except OSError:  # a chunk that cannot be unpacked is damaged, or no chunk at all
+        except OSError:  # of a part that HDF5 cannot read either
             return None
     return source
 
@@ -272,12 +257,10 @@ def open_h5(files: ImageFiles) -> ImageSource:
     of = f" of {len(parts)} parts" if isinstance(source, JoinedImages) else ""
     logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named, extra=FILES_ONLY)
     if any(isinstance(one, H5Images) for one in parts):
-        logger.info("%s: HDF5 reads it under one lock; data.worker_processes helps, more threads do not", path)
+        advice = "data.worker_processes helps, more threads do not; tools.pack makes a faster file"
+        logger.info("%s: HDF5 reads it under one lock; %s", path, advice)
     if any(isinstance(one, StoredImages) and one.checks is None for one in parts):
         logger.info("%s: no checksums of its pictures, so that damaged pixels are not seen; tools.pack adds them", path)
-    shared = max((one.images_per_chunk for one in parts if isinstance(one, ChunkedImages)), default=1)
-    if shared > 1:
-        logger.info("%s: chunks of %d images, unpacked whole for one; tools.pack makes a faster file", path, shared)
     return source
 
 

@@ -19,15 +19,7 @@ from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.alignment import MisalignedError, misalignment
 from linnaeus_jax.data.cache import ImageCache
-from linnaeus_jax.data.images import (
-    EncodedImages,
-    ImageFiles,
-    ImageSource,
-    ResizedImages,
-    ResizedSharing,
-    SharingSource,
-    input_dtype,
-)
+from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, ResizedImages, input_dtype
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.labels_file import attribute, open_labels, text_of
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -66,8 +58,7 @@ def open_images(files: ImageFiles, kind: str = "h5", options: Mapping[str, Any] 
     if input_dtype(source) == np.uint8 and source.image_shape != (*preprocessing.size, 3):
         side, how = preprocessing.size[0], preprocessing.resizing
         logger.info("%s: resizing to data.img_size %d (%s) while reading", files.path, side, how)
-        resized = ResizedSharing if isinstance(source, SharingSource) else ResizedImages
-        source = resized(source, preprocessing)
+        source = ResizedImages(source, preprocessing)
     return source
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ class ImageSource(Protocol):
 
     What is stored of them for training, such as features, is read in the same way: a source may have a `dtype` and a
     shape of its own, and several `views` of each row, see `input_dtype` and `rows_of_views`. A source whose reading is
-    a mere copy may say so by `copies_only = True`: it is then read by one thread at a time. One whose rows share
-    compressed chunks may have the methods of `SharingSource`.
+    a mere copy may say so by `copies_only = True`: it is then read by one thread at a time.
     """
 
     @property
@@ -72,19 +71,6 @@ def rows_of_views(source: ImageSource, rows: NDArray[np.int64], epoch: int | Non
     and each epoch takes the next one; None: the first, which is the row as it is."""
     views: int = getattr(source, "views", 1)
     return rows if views == 1 else rows * views + (0 if epoch is None else (rows + epoch) % views)
-
-
-@runtime_checkable
-class SharingSource(Protocol):
-    """A source several of whose rows lie in one compressed chunk, which is then decompressed once for a batch."""
-
-    def neighbours(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n]: the chunk of each of the rows int64 [n]; rows with the same number share one."""
-        ...
-
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
-        """Writes the images of rows int64 [n], which all exist, to out[places]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -141,22 +127,6 @@ class ResizedImages:
         for image, target in zip(stored, out, strict=True):
             self._preprocessing.resize(image, target)
         return ok
-
-
-class ResizedSharing(ResizedImages):
-    """A `SharingSource`, resized."""
-
-    def __init__(self, source: ImageSource, preprocessing: Preprocessing) -> None:
-        super().__init__(source, preprocessing)
-        assert isinstance(source, SharingSource)
-        self.neighbours = source.neighbours
-
-    def scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: NDArray[np.int64] | range) -> None:
-        """See `SharingSource`."""
-        stored = np.empty((len(rows), *self.source.image_shape), np.uint8)
-        self.source.read(rows, stored)
-        for image, place in zip(stored, places, strict=True):
-            self._preprocessing.resize(image, out[place])
 
 
 class EncodedImages:

@@ -330,7 +330,7 @@ def test_slow_layout_has_an_advice(clean, tmp_path):
     found = verify_pictures(clean, raw_file(tmp_path / "raw.h5", pixels(), chunks=(16, 24, 32, 3), compression="gzip"))
     assert "gzip" in found_checks(found)["layout"]
     assert "tools.pack" in found_checks(found)["layout"]
-    assert facts_of(found).reader == "ChunkedImages"
+    assert facts_of(found).reader == "H5Images"
 
 
 @pytest.mark.parametrize(

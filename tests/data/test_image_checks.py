@@ -18,7 +18,7 @@ from linnaeus_jax.building.scan.verify import verify_labels
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import image_checks
 from linnaeus_jax.data.image_sources import open_images
-from linnaeus_jax.data.images import ImageFiles, SharingSource
+from linnaeus_jax.data.images import ImageFiles
 from linnaeus_jax.data.labels import LabelTable, read_identifiers, read_identifiers_digest
 from linnaeus_jax.reading.labelled_pictures import open_pictures
 from tests.building.samples import ROWS, pixels, replace, write_clean, write_folder
@@ -72,9 +72,8 @@ def test_a_changed_pixel_is_named_where_it_is_read(raw, labels, layout):
     for one in (raw_source, pickle.loads(pickle.dumps(raw_source))):
         with pytest.raises(OSError, match=message):
             one.read(np.array([8, 9, 10]), out)
-    if isinstance(source, SharingSource):
-        with pytest.raises(OSError, match=message):
-            source.scatter(np.array([9]), np.empty((4, 32, 32, 3), np.uint8), np.array([3]))
+    with pytest.raises(OSError, match=message):
+        source.read(np.array([9]), np.empty((1, 32, 32, 3), np.uint8))
     found = verify_labels(labels, pictures=PictureChecks(raw))
     assert [finding.rows for finding in found.findings if finding.check == "unreadable_image"] == [(9,)]
 

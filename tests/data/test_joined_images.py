@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linnaeus_jax.data.h5_direct import ChunkedImages, ContiguousImages, WholeChunkImages
+from linnaeus_jax.data.h5_direct import ContiguousImages, WholeChunkImages
 from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
 from linnaeus_jax.data.h5_parts import Part, Runs
 from linnaeus_jax.data.image_sources import open_images
@@ -69,7 +69,7 @@ CHUNK: dict[str, Any] = {"chunks": (1, 32, 32, 3)}
     ("options", "readers"),
     [
         (({}, {}, {}), (ContiguousImages, ContiguousImages, ContiguousImages)),
-        (({}, CHUNK, {"compression": "gzip"}), (ContiguousImages, WholeChunkImages, ChunkedImages)),
+        (({}, CHUNK, {"compression": "gzip"}), (ContiguousImages, WholeChunkImages, H5Images)),
         (({}, {"compression": "lzf"}, {}), (ContiguousImages, H5Images, ContiguousImages)),
     ],
 )

@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from pathlib import Path
-from unittest import mock
 
 import grain
 import h5py
@@ -25,11 +23,10 @@ from linnaeus_jax.data import loader as loader_module
 from linnaeus_jax.data.batch_reader import BatchReader
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.image_sources import open_images
-from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages
+from linnaeus_jax.data.images import ImageFiles, ImageReadError
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
-from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.data.helpers import MISSING_FILES, SIDE_32, folder_images, golden_pixels, of_group, unpack_folder
 
@@ -78,25 +75,6 @@ def assert_same(one, two):
         for name in first:
             assert first[name].dtype == second[name].dtype
             np.testing.assert_array_equal(first[name], second[name])
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("size", [32, 16])
-def test_a_chunk_of_several_images_is_unpacked_once_for_a_batch(source, tmp_path, monkeypatch, threads, size):
-    with h5py.File(tmp_path / "i.h5", "w") as file:
-        file.create_dataset("images", data=golden_pixels(COUNT), compression="gzip", chunks=(5, 32, 32, 3))
-    how = Preprocessing((size, size))
-    chunked, unpack = open_images(ImageFiles(tmp_path / "i.h5", how)), mock.Mock(wraps=zlib.decompress)
-    monkeypatch.setattr(zlib, "decompress", unpack)
-    rows = np.random.default_rng(2).permutation(COUNT)[:40]
-    plain = source if size == 32 else ResizedImages(source, how)
-    images = []
-    for one in (plain, chunked):
-        reader = BatchReader({}, np.arange(COUNT), one, threads)
-        images.append(reader.read(EpochPlan(rows, rows * 0, rows * 0, np.ones(40, np.float32)))["image"])
-        reader.close()
-    np.testing.assert_array_equal(images[0], images[1])
-    assert unpack.call_count == len(np.unique(rows // 5))
 
 
 @pytest.mark.parametrize(

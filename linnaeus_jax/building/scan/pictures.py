@@ -27,7 +27,7 @@ from linnaeus_jax.data.alignment import (
     others,
 )
 from linnaeus_jax.data.decoding import image_size, read_image
-from linnaeus_jax.data.h5_direct import ChunkedImages, StoredImages
+from linnaeus_jax.data.h5_direct import StoredImages
 from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import EncodedImages, FolderImages, ImageReadError, ImageSource
@@ -131,7 +131,7 @@ class Pictures:
         is_folder = isinstance(source, FolderImages)
         self.storage = "folder" if is_folder else "packed" if isinstance(source, PackedImages) else "raw"
         self.count = len(source)
-        self.is_slow = isinstance(source, H5Images | ChunkedImages)
+        self.is_slow = isinstance(source, H5Images)
         self.aligned = aligned and self.count == file.rows
 
     @cached_property
