@@ -10,8 +10,8 @@ import numpy as np
 
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import EVENTS, curves
-from linnaeus_jax.schedules.triggers import firing_epochs
+from linnaeus_jax.schedules.summary import curves
+from linnaeus_jax.schedules.triggers import events
 from linnaeus_jax.schedules.values import on_host
 
 _POINTS = 2000
@@ -68,7 +68,7 @@ def plot_schedule(
         probability_axes.legend(loc="best", fontsize=9)
     probability_axes.grid(alpha=0.3)
 
-    fired = {EVENTS[event]: epochs for event, epochs in firing_epochs(resolved).items() if epochs}
+    fired = {event.name: event.epochs for event in events(resolved) if event.epochs}
     ends = resolved.totals.boundaries
     for row, epochs in enumerate(fired.values()):
         event_axes.plot([ends[epoch] for epoch in epochs], [row] * len(epochs), "|", ms=14, mew=1.5, clip_on=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.resolved import LearningRateSpec, ResolvedSchedule
-from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, firing_epochs, interval_epochs, measured_epochs
+from linnaeus_jax.schedules.triggers import Stage, due_at_epoch_end, events, interval_epochs, measured_epochs
 from linnaeus_jax.schedules.values import on_cpu, values_at
 
 #: fewer updates of warm-up than this are hardly one
@@ -60,15 +60,10 @@ def _lr_findings(spec: LearningRateSpec, total: int, steps: np.ndarray, rates: n
 
 def _interval_findings(resolved: ResolvedSchedule) -> Iterator[str]:
     validation, total, epochs = resolved.validation, resolved.total_steps, resolved.epochs
-    named = {
-        "validation": ("schedule.validation.interval", validation.normal),
-        "mask-meta validation": ("schedule.validation.mask_meta_interval", validation.mask_meta),
-        "partial-mask validation": ("schedule.validation.partial_mask_meta.interval", validation.partial),
-        "checkpoint": ("schedule.checkpoint.interval", resolved.checkpoint.interval),
-    }
+    named = {event.name: (f"schedule.{event.key}", event.interval) for event in events(resolved) if event.interval}
     final = due_at_epoch_end(resolved, epochs - 1, total, resolved.totals.boundaries[-2] if epochs > 1 else 0)
     at_end = {"validation": Stage.VALIDATION_NORMAL in final.stages, "checkpoint": final.save}
-    validated = any(fired for stage, fired in firing_epochs(resolved).items() if stage != "CHECKPOINT")
+    validated = any(event.epochs for event in events(resolved) if event.stage != "CHECKPOINT")
     for name, (path, interval) in named.items():
         regular = interval_epochs(resolved, interval)
         if interval.unit == "off":

@@ -113,6 +113,50 @@ def firing_epochs(resolved: ResolvedSchedule) -> dict[str, tuple[int, ...]]:
     return {str(name): tuple(epochs) for name, epochs in fired.items()}
 
 
+@dataclass(frozen=True)
+class Event:
+    """A stage of validation, or the checkpoint, over the whole run.
+
+    Attributes:
+      stage: a value of `Stage`, or "CHECKPOINT".
+      name: what people call it.
+      key: of its interval in the config, without the unit; empty where it has none.
+      interval: None: it is due at the end of the run.
+      epochs: 0-based epochs at whose end it is due.
+      phases: names of what is evaluated.
+    """
+
+    stage: str
+    name: str
+    key: str
+    interval: Interval | None
+    epochs: tuple[int, ...]
+    phases: tuple[str, ...] = ()
+
+
+def events(resolved: ResolvedSchedule) -> tuple[Event, ...]:
+    """Every event at the ends of epochs, in canonical order."""
+    validation, epochs = resolved.validation, firing_epochs(resolved)
+    stages: tuple[tuple[Stage, str, str, Interval | None], ...] = (
+        (Stage.VALIDATION_NORMAL, "validation", "validation.interval", validation.normal),
+        (Stage.VALIDATION_MASK_META, "mask-meta validation", "validation.mask_meta_interval", validation.mask_meta),
+        (
+            Stage.VALIDATION_PARTIAL_MASK_META,
+            "partial-mask validation",
+            "validation.partial_mask_meta.interval",
+            validation.partial,
+        ),
+        (Stage.VALIDATION_EXHAUSTIVE, "exhaustive validation", "", None),
+    )
+    return (
+        *(
+            Event(stage, name, key, interval, epochs[stage], tuple(phase.name for phase in phases_of(resolved, stage)))
+            for stage, name, key, interval in stages
+        ),
+        Event("CHECKPOINT", "checkpoint", "checkpoint.interval", resolved.checkpoint.interval, epochs["CHECKPOINT"]),
+    )
+
+
 def measured_epochs(resolved: ResolvedSchedule, phase: str) -> tuple[int, ...]:
     """0-based epochs at whose end a phase, such as `val_mask_meta` or `train`, is measured."""
     if phase == "train":

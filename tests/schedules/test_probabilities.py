@@ -110,7 +110,7 @@ def test_which_null_labels_count(phase1, enabled, probabilities, said):
     keys = {"train.phase1_mask_null_loss": phase1, "schedule.null_masking.enabled": enabled}
     resolved = make_schedule(keys | {"schedule.null_masking.end_steps": 20}, epochs=3)
     assert [OpsSchedule(resolved).get_null_mask_prob(step) for step in (0, 20)] == probabilities
-    assert f"inclusion of null labels: {said}" in schedule_summary(resolved)
+    assert f"null_masking            {said}" in schedule_summary(resolved)
 
 
 def test_facade_follows_the_progress():

@@ -56,22 +56,24 @@ def test_text_says_what_the_loop_does():
     text = schedule_summary(resolved)
     assert [int(n) for n in re.findall(r"^(\d+)\. ", text, re.M)] == list(range(1, 11))
     for line in (
-        "total updates          100",
+        "total_steps             100",
         "warmup   updates 0 .. 19  (20;",
         "stable   updates 20 .. 83  (64; 64 % of the run, 80 % of the time after warmup)",
         "decay    updates 84 .. 99  (16;",
-        "drops by factor 0.3 every 30 updates, at updates 50, 80  (2 in all)",
+        "decay_rate              0.3",
+        "drops at updates 50, 80  (2 in all)",
         "stem: frozen",
-        "stays as it is for 20 updates (20 %, epoch 2)",
+        "delay_steps             20 updates (20 %, epoch 2)",
         "delay    updates 0 .. 19  (20; 20 % of the run)",
         "stored: frozen, rate 0",
         "mask-meta validation: every 0.3 of the run = 30 updates, 30 %, 3 epochs",
-        "val_mask_TEMPORAL, val_mask_SPATIAL, val_mask_TEMPORAL_SPATIAL",
-        "best 3 and newest 1",
-        "full metadata masking: 1 -> 0 at 30 updates (30 %, epoch 3)",
-        "inclusion of null labels: 0 -> 1 at 50 updates",
-        "patience: 2000 updates",
-        "wandb    every 50 updates",
+        "of val_mask_TEMPORAL, val_mask_SPATIAL, val_mask_TEMPORAL_SPATIAL",
+        "keep_top_n              3",
+        "meta_masking            1 -> 0 at 30 updates (30 %, epoch 3)",
+        "whitelist               TEMPORAL, SPATIAL  (2 in all)",
+        "null_masking            0 -> 1 at 50 updates",
+        "patience_steps          2000 updates",
+        "wandb                   50 updates (50 %, epoch 5)",
     ):
         assert line in text, line
     assert all(f"! {warning}" in text for warning in resolved.warnings)
@@ -141,7 +143,7 @@ def test_tool_counts_updates_from_rows(capsys):
     resolved = tool.run(typed(config), dataset_size=330)
     assert resolved.totals.micro_batches_per_epoch == (10, 10)  # a run drops the rows that fill no micro-batch
     assert resolved.totals.steps_per_epoch == (3, 3)
-    assert "330 rows" in capsys.readouterr().out
+    assert "dataset_size            330" in capsys.readouterr().out
     config = make_config({"train.epochs": 3, "data.batch_size": 14})
     assert tool.run(typed(config), dataset_size=96).total_steps == 18
     config.data.sampler.leftovers = "drop"
@@ -190,8 +192,7 @@ def test_without_metadata_nothing_is_masked():
     off = {f"data.meta.components.{name}.enabled": False for name in ("TEMPORAL", "SPATIAL", "ELEVATION")}
     resolved = make_schedule({**off, "schedule.meta_masking.partial.enabled": False}, epochs=3)
     text = schedule_summary(resolved)
-    assert "metadata masking: none, since no metadata component is in use" in text
-    assert "full metadata masking" not in text
+    assert "meta_masking            none, since no metadata component is in use" in text
     assert "meta mask" not in text
 
 
