@@ -179,7 +179,7 @@ FAULTS = [
         ('np.searchsorted(self.boundaries, step, side="right")', "np.searchsorted(self.boundaries, step)"),
     ),
     *faults(
-        "data/class_balance.py",
+        "data/samplers.py",
         "tests/data/test_class_balance.py",
         ("offset = float(keys[-1] >> np.uint64(11)) * 2.0**-53", "offset = 0.5"),
         ("(rank < more[label[order]])", "(rank <= more[label[order]])"),

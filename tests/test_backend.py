@@ -19,8 +19,7 @@ from linnaeus_jax.learning.gradnorm import task_gradients
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import operations
 from linnaeus_jax.models.depthwise import depthwise_conv
-from linnaeus_jax.models.layers import BatchNorm2d, Swish
-from linnaeus_jax.models.pooling import max_pool
+from linnaeus_jax.models.layers import BatchNorm2d, Swish, max_pool
 from linnaeus_jax.models.rotary import rotate
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step import process

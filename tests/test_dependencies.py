@@ -21,7 +21,7 @@ SWITCHES = {
     "tzdata": ("zoneinfo", "linnaeus_jax/reading/dates.py"),
     "flatbuffers": (".serialize()", "linnaeus_jax/inference/files/exporting.py"),
     "httptools": ("HttpToolsProtocol", "linnaeus_jax/inference/server/connections.py"),
-    "python-multipart": ("starlette", "linnaeus_jax/inference/server/multipart_form.py"),
+    "python-multipart": ("starlette", "linnaeus_jax/inference/server/requests.py"),
     "xprof": ("StepProfiler", "linnaeus_jax/debugging/profiler.py"),  # its traces are shown by TensorBoard's plugin
     "jax-cuda13-plugin": ("jax-cuda13-pjrt", "benchmarks/gpu_program.py"),
     "jax-cuda13-pjrt": ("jax-cuda13-pjrt", "benchmarks/gpu_program.py"),

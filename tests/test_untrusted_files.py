@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "linnaeus_jax"
 #: calls that may run code of what they are given or write outside of a folder -> files that have a reason, below
 CALLS = {
     "pickle.load": (),
-    "pickle.loads": ("data/worker_processes.py",),  # of an exception that this process has pickled itself
+    "pickle.loads": ("data/loader.py",),  # of an exception that this process has pickled itself
     "pickle.Unpickler": (),
     "pickle._Unpickler": ("weights/pickles.py",),  # whatever a file names becomes a record, which does nothing
     "cloudpickle.load": (),

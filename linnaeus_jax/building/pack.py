@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import linnaeus_jax
-from linnaeus_jax.building.scan.findings import SHOWN
+from linnaeus_jax.building.scan.checks import SHOWN
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, PROVENANCE, label_checksums, other_contents, others
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages

@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Callable
 
 from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
-from linnaeus_jax.config.printable import print_readably
-from linnaeus_jax.config.redaction import sanitize
+from linnaeus_jax.config.redaction import print_readably, sanitize
 from linnaeus_jax.interrupts import STATUS as INTERRUPTED
 from linnaeus_jax.interrupts import interrupted, one_line_for_interrupts
 from linnaeus_jax.mistakes import InputError

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import re
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from linnaeus_jax.config.commands import typed_command
-from linnaeus_jax.config.defaults import complete_open_nodes, get_config
+from linnaeus_jax.config.defaults import complete_open_nodes, declared, get_config
 from linnaeus_jax.config.errors import ConfigError, text_of
-from linnaeus_jax.config.key_help import key_help
+from linnaeus_jax.config.keys import Key
 from linnaeus_jax.config.open_nodes import OPEN_NODES
 from linnaeus_jax.config.paths import nearest_file, other_than_file
 from linnaeus_jax.config.plugins import import_plugins
@@ -26,6 +27,33 @@ from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, nearest_key, shown
 from linnaeus_jax.config.yaml_values import parse_list
 from linnaeus_jax.registry import COMMAND_OPTIONS
+
+_WIDTH = 100
+
+
+def key_help(name: str) -> str:
+    """The keys that a name stands for: that of a key, of a section, or the last part of one.
+
+    Raises:
+      ConfigError: it is none of them.
+    """
+    asked = name.removeprefix("--").removeprefix("config.").rstrip(".")
+    keys = declared()
+    found = [path for path in keys if f"{path}.".startswith(f"{asked}.")]
+    found = found or [path for path in keys if path.endswith(f".{asked}")]
+    if not found:
+        near = nearest_key(get_config(), asked.lower())
+        raise ConfigError(f"--help {name}: there is no such key" + (f"; did you mean {near}?" if near else ""))
+    return "\n".join(_described(path, keys[path]) for path in found)
+
+
+def _described(path: str, key: Key) -> str:
+    rivals = f"; give this or {' or '.join(key.rivals)}" if key.rivals else ""
+    counts = f" (counts as {key.counts:g})" if key.counts is not None else ""
+    meaning = textwrap.fill(f"{key.meaning}{rivals}", _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    values = textwrap.fill(key.values(), _WIDTH, initial_indent="    ", subsequent_indent="      ")
+    return f"{path} = {key.default!r}{counts}\n{values}\n{meaning}"
+
 
 COMMAND = "python -m linnaeus_jax.main"
 QUICKSTART = "configs/quickstart.py"

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.file_bytes import FileBytes
+from linnaeus_jax.data.h5_direct import FileBytes
 from linnaeus_jax.data.images import check_rows
 from linnaeus_jax.files import crc32_of, journal_entries, json_text, sync
 

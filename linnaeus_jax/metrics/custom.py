@@ -30,8 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.metrics import table
-from linnaeus_jax.metrics.info import PHASES, MetricInfo
-from linnaeus_jax.metrics.metric import MetricInputs, PhaseMetric, Sums, named, ratio
+from linnaeus_jax.metrics.metric import PHASES, MetricInfo, MetricInputs, PhaseMetric, Sums, named, ratio
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import METRICS, options_of
 

@@ -15,8 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.metrics.info import RISK_LEVELS, VAL, MetricInfo, both, per_task
-from linnaeus_jax.metrics.metric import MetricInputs, PhaseMetric, Sums, named, ratio
+from linnaeus_jax.metrics.metric import (
+    RISK_LEVELS,
+    VAL,
+    MetricInfo,
+    MetricInputs,
+    PhaseMetric,
+    Sums,
+    both,
+    named,
+    per_task,
+    ratio,
+)
 
 #: names of the subsets by metadata state, in the order of the state's code
 META_STATES = ("unmasked", "partial", "masked")

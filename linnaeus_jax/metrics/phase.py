@@ -10,8 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from linnaeus_jax.metrics.extras import NO_EXTRAS, SCORES, PhaseExtras
-from linnaeus_jax.metrics.info import MetricInfo, per_task
-from linnaeus_jax.metrics.metric import MetricInputs, PhaseMetric, Sums, named, rank_of_label, ratio
+from linnaeus_jax.metrics.metric import (
+    MetricInfo,
+    MetricInputs,
+    PhaseMetric,
+    Sums,
+    named,
+    per_task,
+    rank_of_label,
+    ratio,
+)
 
 #: the sums of the rows of two phases, two trees of one structure
 add = PhaseMetric.merge

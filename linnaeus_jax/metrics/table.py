@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 
 from linnaeus_jax.metrics.extras import Calibration, RiskCoverage, TaxonomyMetrics
-from linnaeus_jax.metrics.info import PHASES, RISK_LEVELS, MetricInfo
-from linnaeus_jax.metrics.metric import PhaseMetric
+from linnaeus_jax.metrics.metric import PHASES, RISK_LEVELS, MetricInfo, PhaseMetric
 from linnaeus_jax.metrics.phase import ALWAYS
 
 __all__ = ["BUILT_IN", "PHASES", "RISK_LEVELS", "TABLE", "MetricInfo"]

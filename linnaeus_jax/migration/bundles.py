@@ -28,8 +28,7 @@ from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import LARGEST_SIDE, LEAST_DEVIATION
-from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.bundle.taxonomy_files import read_json, taxonomy_of
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy, read_json, taxonomy_of
 from linnaeus_jax.migration import INFERENCE_CONFIG
 from linnaeus_jax.migration.experiments import load_experiment, read_documents
 from linnaeus_jax.models.family import ModelFamily

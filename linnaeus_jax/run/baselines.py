@@ -27,9 +27,9 @@ from linnaeus_jax.data.baselines import (
     square_roots,
 )
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.image_checks import sampled_rows
 from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.images import EncodedImages, ImageSource, input_dtype
-from linnaeus_jax.data.picture_sample import sampled_rows
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import write_json

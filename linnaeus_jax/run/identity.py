@@ -2,7 +2,7 @@
 
 The identity of a run is its classes, rank order, metadata layout, training rows with their identifiers, metadata and
 pictures, model and optimizer structure: a checkpoint is refused where one of them differs. Pictures are compared by a
-sample, see `data/picture_sample.py`. What decides the rows of an update (batch size, accumulation, sampler,
+sample, see `data/image_checks.py`. What decides the rows of an update (batch size, accumulation, sampler,
 groups, seed) may differ only where the checkpoint lies at the end of an epoch. Everything else may change.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from linnaeus_jax.config.saved import config_difference
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.image_checks import picture_sample, sample_differences
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers_digest
-from linnaeus_jax.data.picture_sample import picture_sample, sample_differences
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.step.program import Program

@@ -12,6 +12,7 @@ import numpy as np
 from linnaeus_jax import versions
 from linnaeus_jax.config.derived import architecture
 from linnaeus_jax.data.dataset import PATH_COUNTS, write_assets
+from linnaeus_jax.debugging.flag_reports import RunFacts
 from linnaeus_jax.files import FILES_ONLY, write_json
 from linnaeus_jax.learning.transforms import FROZEN
 from linnaeus_jax.metrics import table
@@ -20,12 +21,29 @@ from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
 from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import new_run_id
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.facts import run_facts
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import RECORD, record
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.train_log import ESTIMATED_AFTER
 from linnaeus_jax.schedules.summary import headline, schedule_summary, write_summary
+
+
+def run_facts(experiment: Experiment, start: int) -> RunFacts:
+    """Facts of a run whose next update is that of step `start`."""
+    inputs, reading = experiment.inputs, experiment.inputs.reading
+    pipeline = {
+        "train rows": len(inputs.dataset.train),
+        "validation rows": len(inputs.dataset.val),
+        "images": type(inputs.images["train"]).__name__,
+        "sampler": inputs.sampler,
+        "reading threads": 0 if reading.worker_processes else reading.num_threads,
+        "worker processes": reading.worker_processes,
+        "decoding threads": reading.io_threads,
+        "updates in flight": reading.buffer,
+    }
+    parts = experiment.program, inputs.dataset, experiment.resolved, inputs.plans
+    return RunFacts(*parts, pipeline, start, experiment.saved)
+
 
 log = logging.getLogger("linnaeus_jax")
 

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config
-from linnaeus_jax.data.picture_sample import picture_sample
+from linnaeus_jax.data.image_checks import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
 from linnaeus_jax.files import RunDirectory, locked, make_directory

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from linnaeus_jax.files import json_text, read_json, write_atomically
-from linnaeus_jax.metrics.judged import Judged
-from linnaeus_jax.metrics.mistakes import Mistakes
+from linnaeus_jax.metrics.judged import Judged, Mistakes
 from linnaeus_jax.metrics.phases import MAIN
 from linnaeus_jax.step.placement import fetch
 

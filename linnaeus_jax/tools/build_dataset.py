@@ -40,8 +40,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
 from linnaeus_jax.reading.columns import own_or_level
+from linnaeus_jax.reading.paths import Shard
 from linnaeus_jax.reading.schema import Progress, SourceRows
-from linnaeus_jax.reading.shards import Shard
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.taxonomy.scientific_names import MODES
 

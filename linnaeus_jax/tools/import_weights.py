@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
 
     from linnaeus_jax.reporting.logs import setup_logging
     from linnaeus_jax.run.pretrained import settle
-    from linnaeus_jax.weights.converting import converted
+    from linnaeus_jax.weights.exporting import converted
     from linnaeus_jax.weights.files import check_target, write_state
     from linnaeus_jax.weights.joining import read_weights
     from linnaeus_jax.weights.settings import reads_weights

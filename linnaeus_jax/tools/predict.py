@@ -120,7 +120,7 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.reading.columns import split_options
     from linnaeus_jax.reading.observation import Observation
-    from linnaeus_jax.reading.shards import Shard
+    from linnaeus_jax.reading.paths import Shard
 
     try:
         shard = Shard.parse(args.shard) if args.shard else Shard(1, 1)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from linnaeus_jax import tools
-from linnaeus_jax.building.scan.findings import ERROR, LEVELS, NOTE, SHOWN, WARNING
+from linnaeus_jax.building.scan.checks import ERROR, LEVELS, NOTE, SHOWN, WARNING
 from linnaeus_jax.building.scan.pictures import DECODE, PictureChecks
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
 from linnaeus_jax.files import json_text, write_json

@@ -27,15 +27,22 @@ from linnaeus_jax.building.scan.verify import verify_labels
 from linnaeus_jax.building.steps import build as building
 from linnaeus_jax.building.steps.build import build, build_shard, discard, merge
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, BuildOptions
-from linnaeus_jax.building.steps.pixels import BATCH, Journal, Outcome, encode_jpeg, read_pictures
+from linnaeus_jax.building.steps.pixels import (
+    BATCH,
+    DATA_OFFSET,
+    Journal,
+    Outcome,
+    StreamedBytes,
+    encode_jpeg,
+    read_pictures,
+)
 from linnaeus_jax.building.steps.plan import plan_build
-from linnaeus_jax.building.steps.streamed import DATA_OFFSET, StreamedBytes
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.reading.shards import Shard
+from linnaeus_jax.reading.paths import Shard
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures

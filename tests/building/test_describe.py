@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.building.scan.describe import describe, observer_rows, rank_rows, split_tables
-from linnaeus_jax.building.scan.describe_figures import FIGURES, short_names
-from linnaeus_jax.building.scan.describe_page import example_pictures, text_rows, write_description
+from linnaeus_jax.building.scan.describe_page import (
+    FIGURES,
+    example_pictures,
+    short_names,
+    text_rows,
+    write_description,
+)
 from linnaeus_jax.config.errors import UserError
 from tests.building.samples import ROWS, TEXT, identifiers, replace, write_clean, write_folder
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from linnaeus_jax.building.scan.findings import DamagedError
+from linnaeus_jax.building.scan.checks import DamagedError
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.steps.observations import EncodedColumn

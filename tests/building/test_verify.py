@@ -12,9 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax.building.scan.checks import Found, note
+from linnaeus_jax.building.scan.checks import LEVELS, Found, note
 from linnaeus_jax.building.scan.columns import Split
-from linnaeus_jax.building.scan.findings import LEVELS
 from linnaeus_jax.building.scan.pictures import PictureChecks, PictureFacts
 from linnaeus_jax.building.scan.verify import Verification, verify_labels
 from linnaeus_jax.config.errors import UserError

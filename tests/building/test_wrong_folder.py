@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from linnaeus_jax.building.steps.wrong_folder import looked_for
+from linnaeus_jax.building.steps.plan import looked_for
 from linnaeus_jax.reading.schema import DETAIL, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED
 
 

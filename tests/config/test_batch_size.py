@@ -48,8 +48,9 @@ def test_batches_schedule_and_peak_follow(tmp_path, capsys):
     assert [resolved.learning_rates[0].peak for resolved in found] == pytest.approx([3e-3, 12e-3])
     assert tool.run(typed(config), dataset_size=320, devices=4).totals.steps_per_epoch == (5, 5, 5)
     said = capsys.readouterr().out
-    assert "of 32 rows (8 on each of 4 devices)" in said
-    assert "effective batch size   64 rows per update" in said
+    assert "batch_size              32\n" in said
+    assert "devices                 4\n" in said
+    assert "effective_batch_size    64\n" in said
 
 
 def test_the_original_counts_rows_of_one_device(tmp_path, caplog):

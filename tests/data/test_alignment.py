@@ -16,13 +16,12 @@ from linnaeus_jax.building.steps.build import build, build_shard, merge
 from linnaeus_jax.building.steps.finish import finish_rows, labels_content
 from linnaeus_jax.building.steps.pixels import Journal
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.image_checks import CHECKSUMS
+from linnaeus_jax.data.image_checks import CHECKSUMS, picture_sample, sample_differences
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
-from linnaeus_jax.data.picture_sample import picture_sample, sample_differences
 from linnaeus_jax.demo.generate import MIN_ROWS, write_demo
 from linnaeus_jax.reading.labelled_pictures import open_pictures
-from linnaeus_jax.reading.shards import Shard
+from linnaeus_jax.reading.paths import Shard
 from tests.building.build_driver import plan
 from tests.building.helpers import write_pictures
 from tests.data.helpers import SIDE_32

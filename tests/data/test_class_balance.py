@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from linnaeus_jax.checks.config import config_errors
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.config.typed import typed
-from linnaeus_jax.data.class_balance import class_shares, draw_rows, spread_chunks
 from linnaeus_jax.data.coverage import coverage_report
 from linnaeus_jax.data.plans import PlanSequence, plan_epoch
-from linnaeus_jax.data.samplers import Sampler, SamplerSettings, TrainingRows
+from linnaeus_jax.data.samplers import Sampler, SamplerSettings, TrainingRows, class_shares, draw_rows, spread_chunks
 from linnaeus_jax.registry import SAMPLERS
 from linnaeus_jax.run.identity import plan_identity
 from linnaeus_jax.run.inputs import build_inputs

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from linnaeus_jax.data.file_bytes import FileBytes
+from linnaeus_jax.data.h5_direct import FileBytes
 
 
 def test_more_files_than_a_process_may_open_at_first(tmp_path):

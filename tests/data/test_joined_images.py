@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.data.h5_direct import ContiguousImages, WholeChunkImages
-from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages
-from linnaeus_jax.data.h5_parts import Part, Runs
+from linnaeus_jax.data.h5_images import H5Images, JoinedImages, PackedImages, Part, Runs
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageSource
 from linnaeus_jax.data.preprocessing import Preprocessing

@@ -6,9 +6,9 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.data.image_checks import ROWS, picture_sample, sample_differences, sampled_rows
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ResizedImages
-from linnaeus_jax.data.picture_sample import ROWS, picture_sample, sample_differences, sampled_rows
 from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.building.samples import ROWS as PICTURES
 from tests.building.samples import encoded, identifiers, pixels, write_folder, write_packed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.inference.server.multipart_form import MAX_TEXT, FormError, read_form
+from linnaeus_jax.inference.server.requests import MAX_TEXT, FormError, read_form
 
 KIND = "multipart/form-data; boundary=mark"
 #: bytes that look like the parser's own marks

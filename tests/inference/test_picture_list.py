@@ -10,7 +10,7 @@ import pytest
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.files.picture_list import PictureFile, list_pictures, of_shard, stamp_of
-from linnaeus_jax.reading.shards import Shard
+from linnaeus_jax.reading.paths import Shard
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from linnaeus_jax.metrics.mistakes import PAIRS, ROWS, Mistakes
+from linnaeus_jax.metrics.judged import PAIRS, ROWS, Mistakes
 
 N = 4000
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax import backend
-from linnaeus_jax.models.pooling import max_pool
+from linnaeus_jax.models.layers import max_pool
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 6, 3), (1, 7, 4, 2), (2, 1, 5, 1), (1, 2, 3, 1)])

@@ -14,7 +14,7 @@ from linnaeus_jax.config.saved import plain
 from linnaeus_jax.data.baselines import BASELINES_FILE
 from linnaeus_jax.files import RunDirectory, write_json
 from linnaeus_jax.metrics import names
-from linnaeus_jax.metrics.info import MetricInfo, per_task
+from linnaeus_jax.metrics.metric import MetricInfo, per_task
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.checks import Found, Part, error, make_checks, note, warning
-from linnaeus_jax.building.scan.findings import SHOWN, Findings
+from linnaeus_jax.building.scan.checks import SHOWN, Findings, Found, Part, error, make_checks, note, warning
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.scan.taxa import Taxa
 from linnaeus_jax.data.labels import MAX_SUBSETS, OCCURRENCE, SPLIT, SPLITS, SUBSET_PREFIX

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.scan.checks import ERROR, Findings
 from linnaeus_jax.building.scan.columns import Identifiers, usable_columns
-from linnaeus_jax.building.scan.findings import ERROR, Findings
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.scan.metadata import MetadataSet, coordinates, metadata_sets
 from linnaeus_jax.building.scan.taxa import Taxa, read_taxa

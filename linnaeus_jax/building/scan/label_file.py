@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.findings import DamagedError
+from linnaeus_jax.building.scan.checks import DamagedError
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
 from linnaeus_jax.data.labels_file import (

@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.checks import Found, error, note, warning
-from linnaeus_jax.building.scan.findings import SHOWN
+from linnaeus_jax.building.scan.checks import SHOWN, Found, error, note, warning
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.data.encodings import (
     MOST_LATITUDE,

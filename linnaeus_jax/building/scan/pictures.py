@@ -13,9 +13,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.checks import Found, error, note, warning
+from linnaeus_jax.building.scan.checks import SHOWN, DamagedError, Found, error, note, warning
 from linnaeus_jax.building.scan.columns import repeated_rows
-from linnaeus_jax.building.scan.findings import SHOWN, DamagedError
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.alignment import (

@@ -12,8 +12,18 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.building.scan.checks import Found, error, make_checks, note, warning
-from linnaeus_jax.building.scan.findings import ERROR, SHOWN, WARNING, DamagedError, Findings
+from linnaeus_jax.building.scan.checks import (
+    ERROR,
+    SHOWN,
+    WARNING,
+    DamagedError,
+    Findings,
+    Found,
+    error,
+    make_checks,
+    note,
+    warning,
+)
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.data.labels import MAX_TAXON_ID
 from linnaeus_jax.data.labels_file import validated_dataset, values_of

@@ -10,9 +10,8 @@ from typing import Any
 import h5py
 
 import linnaeus_jax
-from linnaeus_jax.building.scan.checks import make_checks
+from linnaeus_jax.building.scan.checks import ERROR, NOTE, WARNING, Findings, make_checks
 from linnaeus_jax.building.scan.columns import AskedRanks, Identifiers, Split, Subset, usable_columns
-from linnaeus_jax.building.scan.findings import ERROR, NOTE, WARNING, Findings
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.scan.metadata import ComponentFacts, RawColumn, metadata_sets, raw_columns
 from linnaeus_jax.building.scan.pictures import PictureChecks, PictureFacts, Pictures, ReadPictures

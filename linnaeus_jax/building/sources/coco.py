@@ -5,7 +5,7 @@ Every entry of `images` is one row, whatever is wrong with it, and so is every a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import polars as pl
 
 from linnaeus_jax.building.sources import records
 from linnaeus_jax.building.sources.json_arrays import JsonArrays, Twice, decoder
-from linnaeus_jax.building.sources.source import MAP, PICTURES, Option, Request, source
+from linnaeus_jax.building.sources.source import MAP, PICTURES, Common, Option, Request, source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels import MAX_TAXON_ID
 from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links, level_name, level_number
 from linnaeus_jax.reading.delimited import clean_text
 from linnaeus_jax.reading.identification import SPECIES, identify
-from linnaeus_jax.reading.picture_folder import find_files, list_files, open_folder, relative_to, unclaimed
+from linnaeus_jax.reading.picture_folder import find_files, open_folder, relative_to
 from linnaeus_jax.reading.schema import Progress, SourceRows, label_column, mapped
 from linnaeus_jax.reading.table import compact
 from linnaeus_jax.reading.text import printable
@@ -343,40 +343,29 @@ def read(
     annotations: Path,
     *,
     validation: Path | None = None,
-    pictures: Path | None = None,
     categories: Path | None = None,
-    mapping: Mapping[str, str] | None = None,
-    names: str = "auto",
-    doi: str | None = None,
-    follow_links: bool = False,
-    leave_out: Sequence[Path] = (),
-    progress: Progress | None = None,
+    **common: Any,
 ) -> SourceRows:
     """Reads the annotations of a competition: one row per image, and per annotation of an image without entry.
 
     Args:
       annotations: JSON file with the arrays `images`, `annotations`, `categories` and maybe `licenses`.
       validation: the same of the validation pictures; with it, the rows have a `split`.
-      pictures: folder that `file_name` is relative to, whose other pictures become rows with the reason "no record
-        names it"; None: the folder of `annotations`, which is not searched.
       categories: JSON with the entries of `categories`, where the taxonomy was published apart (2018, 2019); what it
         says wins.
       mapping: standard column -> key of the entries of `images`, which wins over the usual one; "" = none.
-      names: whether names are scientific, one of `scientific_names.MODES`.
-      doi: of the download.
-      follow_links: whether links may lead out of the picture folder.
-      leave_out: folders to leave out of the picture folder.
-      progress: (what, done, total).
+      common: fields of `source.Common`.
 
     Raises:
       UserError: no such file, not JSON, no annotations, categories that contradict each other.
     """
+    asked = Common(**common)
     paths = [annotations] if validation is None else [annotations, validation]
     if validation is not None and annotations.exists() and validation.exists() and annotations.samefile(validation):
         raise UserError(f"{annotations}: the same file is given for training and for validation")
-    root = open_folder(annotations.parent if pictures is None else pictures)
-    keys = _image_keys(mapping)
-    files = {path: _read_arrays(path, keys, progress) for path in paths}
+    root = open_folder(asked.pictures or annotations.parent)
+    keys = _image_keys(asked.mapping)
+    files = {path: _read_arrays(path, keys, asked.progress) for path in paths}
     where = " and ".join(path.name for path in paths)
     table = _categories(files)
     if categories is not None:
@@ -387,28 +376,22 @@ def read(
         parts.append(part if validation is None else part.with_columns(pl.lit(split).alias(schema.SPLIT)))
     frame = pl.concat(parts, how="diagonal")
     del parts, part
-    labels, levels, notes = _labels(table, where, names)
+    labels, levels, notes = _labels(table, where, asked.names)
     absent = [name for name in keys if frame[name].null_count() == frame.height and name != schema.PICTURE]
-    if asked := [name for name in absent if mapping and name in mapping]:
-        raise UserError(f"--map {asked[0]}={keys[asked[0]]}: no image of {where} has a value of that name")
+    if lacking := [name for name in absent if name in (asked.mapping or {})]:
+        raise UserError(f"--map {lacking[0]}={keys[lacking[0]]}: no image of {where} has a value of that name")
     frame = _without_midnight(_together(frame.drop(absent)))
-    listing = None
-    if pictures is not None:
-        listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    listing = None if asked.pictures is None else asked.listing(root)
     named, mapped = relative_to(frame[schema.PICTURE].replace("", None), root)
     notes += mapped
-    frame = _judged(frame.drop(schema.PICTURE), named, find_files(named, root, listing, follow_links=follow_links))
+    frame = _judged(
+        frame.drop(schema.PICTURE), named, find_files(named, root, listing, follow_links=asked.follow_links)
+    )
     if 0 < (frame[schema.REASON] == schema.NO_SUCH_PICTURE).sum() == frame[schema.PICTURE].is_not_null().sum():
         first = printable(named.drop_nulls()[0])
         notes.append(f"{where}: no picture is where it is named ({first}) in {root}; give the folder with --pictures")
     frame = frame.join(labels, on="category", how="left", maintain_order="left")
-    if doi:
-        own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
-        frame = frame.with_columns(pl.coalesce(own, pl.lit(doi)).alias("doi"))
-    frame = schema.standard_frame(frame, levels)
-    if listing is not None:
-        rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
-        frame = pl.concat([frame, rest], how="diagonal")
+    frame = asked.finished(frame, levels, listing)
     used = (*paths, *([categories] if categories else []))
     return SourceRows(frame, root, levels, used, _links(frame, keys), tuple(notes))
 

@@ -10,20 +10,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.archive import META, Archive, FileDescription, read_meta
 from linnaeus_jax.building.sources.matching import Matcher
-from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, Option, Request, source
+from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, Common, Option, Request, source
 from linnaeus_jax.building.sources.table import files_by_id
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links, link_columns, plain
 from linnaeus_jax.reading.delimited import RecordReader, find_dialect
 from linnaeus_jax.reading.identification import check_taxa, identify
-from linnaeus_jax.reading.picture_folder import list_files, open_folder, unclaimed
+from linnaeus_jax.reading.picture_folder import open_folder
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reading.table import joined, read_records
 from linnaeus_jax.reading.text import printable
@@ -49,15 +50,8 @@ _NOT_PICTURES = r"(?i)\.(mp3|wav|m4a|aac|ogg|oga|flac|aiff?|wma|mp4|mpe?g|mov|av
 def read(
     archive: Path,
     *,
-    pictures: Path | None = None,
-    mapping: Mapping[str, str] | None = None,
-    rank_map: Mapping[str, str] | None = None,
     quotes: str = "csv",
-    names: str = "auto",
-    doi: str | None = None,
-    follow_links: bool = False,
-    leave_out: Sequence[Path] = (),
-    progress: Progress | None = None,
+    **common: Any,
 ) -> SourceRows:
     """Reads an archive of occurrences.
 
@@ -66,44 +60,37 @@ def read(
       pictures: folder of the pictures, whose files are found by path, number of a photo, file name or id (see
         `matching`); pictures of it that no record names become rows with that reason. None: the folder that the
         archive lies in, whose other pictures are left aside.
-      mapping: standard column -> term of the occurrences, which wins over usual names.
-      rank_map: rank -> "NAME_TERM[:ID_TERM]".
       quotes: "csv": as the archive says; "none": quotes are text, whatever it says.
-      names: whether names are scientific, one of `scientific_names.MODES`.
-      doi: of the download; None: found in the archive.
-      follow_links: whether links may lead out of the picture folder.
-      leave_out: folders to leave out of the picture folder.
-      progress: (what, done, total).
+      common: fields of `source.Common`.
 
     Raises:
       UserError: what is no archive of occurrences, is damaged or is not safe to read.
     """
-    root = open_folder(pictures or (archive if archive.is_dir() else archive.parent))
+    asked = Common(**common)
+    root = open_folder(asked.pictures or (archive if archive.is_dir() else archive.parent))
     with Archive(archive) as opened:
         core, media, metadata, warnings = _described(opened)
         if quotes == "none":
             core, media = _unquoted(core), media and _unquoted(media)
-        occurrences, links, notes = _read_occurrences(opened, core, mapping, rank_map, progress)
+        occurrences, links, notes = _read_occurrences(opened, core, asked.mapping, asked.rank_map, asked.progress)
         media_rows = None
         if media is not None:
-            media_rows, _, about_media = _read_file(opened, media, media=True, progress=progress)
+            media_rows, _, about_media = _read_file(opened, media, media=True, progress=asked.progress)
             notes += about_media
-        doi = doi or _find_doi(opened, metadata)
-    mode = "scientific" if names == "auto" else names  # what the terms of Darwin Core are for
+        doi = asked.doi or _find_doi(opened, metadata)
+    mode = "scientific" if asked.names == "auto" else asked.names  # what the terms of Darwin Core are for
     occurrences, levels, more = identify(occurrences, links, core.names[0], mode)
     occurrences = records.standard_splits(_without_repeats(occurrences))
     if doi:
         occurrences = occurrences.with_columns(pl.lit(doi).alias("doi"))
-    listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    listing = asked.listing(root)
     matcher = Matcher(listing)
     if media is None or media_rows is None:
         frame = files_by_id(occurrences, matcher)
     else:
         frame = _by_media(occurrences, media_rows, matcher, media.names[0])
-    frame = schema.standard_frame(frame, levels)
-    if pictures is not None:
-        rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
-        frame = pl.concat([frame, rest], how="diagonal")
+    frame = asked.finished(frame, levels, listing if asked.pictures is not None else None)
+    if asked.pictures is not None:
         warnings += listing.warnings()
     members = (*core.names, *(media.names if media else ()))
     files = (archive,) if archive.is_file() else tuple(archive / name for name in members)

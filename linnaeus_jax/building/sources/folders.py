@@ -7,20 +7,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from linnaeus_jax.building.sources import records
-from linnaeus_jax.building.sources.nesting import NO_RANK, read_as, readings, untaken, what_crosses
-from linnaeus_jax.building.sources.source import MAP, RANK_MAP, Option, Request, source
-from linnaeus_jax.building.sources.split_folders import SplitFolders, find_split
+from linnaeus_jax.building.sources.source import MAP, RANK_MAP, Common, Option, Request, source
+from linnaeus_jax.building.sources.split_folders import (
+    NO_RANK,
+    SplitFolders,
+    find_split,
+    read_as,
+    readings,
+    untaken,
+    what_crosses,
+)
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, identification, schema
 from linnaeus_jax.reading.columns import Links, is_own, own_or_level, rank_name
 from linnaeus_jax.reading.exif import read_exif
 from linnaeus_jax.reading.paths import SUFFIXES
-from linnaeus_jax.reading.picture_folder import Listing, list_files, open_folder, unclaimed
-from linnaeus_jax.reading.schema import PLACE, Progress, SourceRows
+from linnaeus_jax.reading.picture_folder import Listing, open_folder
+from linnaeus_jax.reading.schema import PLACE, SourceRows
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.taxonomy.scientific_names import Judge, is_unknown
@@ -39,14 +47,8 @@ def read(
     ranks: Sequence[str] | None = None,
     innermost: Sequence[str] = (),
     taxonomy: Path | None = None,
-    mapping: Mapping[str, str] | None = None,
-    rank_map: Mapping[str, str] | None = None,
     exif: bool = False,
-    names: str = "auto",
-    doi: str | None = None,
-    follow_links: bool = False,
-    leave_out: Sequence[Path] = (),
-    progress: Progress | None = None,
+    **common: Any,
 ) -> SourceRows:
     """Reads class folders: `family/genus/species/picture.jpg`, `species/picture.jpg` or any depth.
 
@@ -60,19 +62,15 @@ def read(
       innermost: levels of the folders from the innermost, where no `ranks` are given.
       taxonomy: table with one line per class: name, coarser ranks, ids, common names, accepted names; None:
         "taxonomy.csv" in the root where it is there.
-      mapping, rank_map: for the columns of that table.
       exif: whether position, elevation, date and time are read from the pictures.
-      names: whether names are scientific, one of `scientific_names.MODES`.
-      doi: of the pictures' source.
-      follow_links: whether links may lead out of the root.
-      leave_out: folders to leave out.
-      progress: (what, done, total).
+      common: fields of `source.Common`.
 
     Raises:
       UserError: no pictures, ranks that do not fit or do not nest, a taxonomy with two lines for one name.
     """
+    asked = Common(**common)
     root = open_folder(folder, "folder")
-    listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    listing = asked.listing(root)
     pictures = pl.Series(schema.PICTURE, listing.pictures(), dtype=pl.String)
     if pictures.is_empty():
         raise UserError(f"{folder} holds no pictures; their suffixes are {', '.join(SUFFIXES)}")
@@ -81,9 +79,9 @@ def read(
     frame = pl.DataFrame({schema.PICTURE: pictures, "_in": pictures.str.extract(r"^(.*)/[^/]*$").fill_null("")})
     counted = frame.group_by("_in", maintain_order=True).len()
     layout = find_layout(dict(counted.iter_rows()), ranks, folder, innermost=innermost)
-    classes, levels, warnings = _labels(layout, names)
+    classes, levels, warnings = _labels(layout, asked.names)
     if taxonomy is not None:
-        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, mapping, rank_map, names)
+        classes, levels, notes = _with_taxonomy(classes, levels, taxonomy, asked)
         levels = _ordered(levels, layout)
         warnings += notes
     frame = frame.join(classes, on="_in", how="left", maintain_order="left")
@@ -97,11 +95,8 @@ def read(
         place = pl.col("_in").replace_strict(places, default=None, return_dtype=pl.String)
         frame = frame.with_columns(place.alias(PLACE))
     if exif:
-        frame = frame.hstack(read_exif(root, listing.pictures(), progress))
-    if doi:
-        frame = frame.with_columns(pl.lit(doi).alias("doi"))
-    rest = schema.standard_frame(unclaimed(listing, pictures), levels)
-    frame = pl.concat([schema.standard_frame(frame, levels), rest], how="diagonal")
+        frame = frame.hstack(read_exif(root, listing.pictures(), asked.progress))
+    frame = asked.finished(frame, levels, listing)
     files = () if taxonomy is None else (taxonomy,)
     warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
     return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings), layout.levels)
@@ -405,23 +400,18 @@ def _key(name: str) -> str:
 
 
 def _with_taxonomy(
-    classes: pl.DataFrame,
-    levels: tuple[str, ...],
-    path: Path,
-    mapping: Mapping[str, str] | None,
-    rank_map: Mapping[str, str] | None,
-    mode: str,
+    classes: pl.DataFrame, levels: tuple[str, ...], path: Path, asked: Common
 ) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels completed by a taxonomy: the line of a class, or what all lines with its genus, family ... agree on."""
     frame, links, warnings = read_columns(
-        path, TextOptions(), mapping=mapping, rank_map=rank_map, check=identification.check_taxa
+        path, TextOptions(), mapping=asked.mapping, rank_map=asked.rank_map, check=identification.check_taxa
     )
     bad = frame.filter(pl.col(schema.REASON).is_not_null())
     if bad.height:
         line, detail = bad.select(schema.LINE, schema.DETAIL).row(0)
         raise UserError(f"{path.name}, line {line}: {detail}")
     folders = frame.select(columns.FOLDER) if columns.FOLDER in frame.columns else None
-    frame, known, notes = identification.identify(frame, links, path.name, mode)
+    frame, known, notes = identification.identify(frame, links, path.name, asked.names)
     wanted = [name for name in frame.columns if columns.part_and_level(name) or name in schema.TAXON_NOTES]
     lines = frame.select(pl.col(wanted).cast(pl.String)).to_dicts()
     names = folders.to_series().cast(pl.String).to_list() if folders is not None else None

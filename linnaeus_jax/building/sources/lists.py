@@ -6,21 +6,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from linnaeus_jax.building.sources import class_names as names_of
 from linnaeus_jax.building.sources import records
-from linnaeus_jax.building.sources.field_lines import FieldLines, read_lines
-from linnaeus_jax.building.sources.source import PICTURES, SEPARATOR, Option, Request, source
+from linnaeus_jax.building.sources.class_names import FieldLines, read_lines
+from linnaeus_jax.building.sources.source import PICTURES, SEPARATOR, Common, Option, Request, source
 from linnaeus_jax.building.sources.split_folders import split_named
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import identification, schema
 from linnaeus_jax.reading.columns import USUAL_NAMES, Links, own_or_level, plain, rank_name
 from linnaeus_jax.reading.delimited import clean_text
 from linnaeus_jax.reading.paths import SUFFIX, is_picture
-from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
-from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.picture_folder import Listing, find_files, open_folder, relative_to
+from linnaeus_jax.reading.schema import SourceRows
 from linnaeus_jax.reading.text import printable
 
 PATH = "path"
@@ -56,15 +57,10 @@ def read(
     lists: Sequence[ListFile],
     *,
     ranks: Sequence[str] = (),
-    pictures: Path | None = None,
     columns: Sequence[str] = (),
     class_names: Sequence[str] = (),
     separator: str | None = None,
-    names: str = "auto",
-    doi: str | None = None,
-    follow_links: bool = False,
-    leave_out: Sequence[Path] = (),
-    progress: Progress | None = None,
+    **common: Any,
 ) -> SourceRows:
     """Reads lists with one picture on each line: its path, then its labels.
 
@@ -75,20 +71,16 @@ def read(
     Args:
       lists: of which each gives the split of its pictures.
       ranks: levels of the labels, finest first; none: species, of lists with one label.
-      pictures: folder that the paths are relative to; None: that of the first list.
       columns: what the fields are: "path", ranks, "-" for what is left out; none: the path, then the ranks in order.
       class_names: files with the names of numbered classes, see `class_names.read`.
       separator: character between fields; None: found.
-      names: `auto`, `scientific` or `plain`, see `scientific_names`.
-      doi: of the pictures' source.
-      follow_links: whether links may lead out of the picture folder.
-      leave_out: folders to leave out of the picture folder.
-      progress: (what, done, total).
+      common: fields of `source.Common`.
 
     Raises:
       UserError: a list that is missing, empty or has lines of different numbers of fields; fields that fit no ranks; a
         picture with two labels or in two lists; numbers without a name.
     """
+    asked = Common(**common)
     read_in = [
         read_lines(one.file, separator, label_count=len(columns) - 1 if columns else len(ranks)) for one in lists
     ]
@@ -119,22 +111,18 @@ def read(
     )
     frame, notes = names_of.name_classes(frame, wanted, names_of.read(class_names, wanted))
     warnings += notes
-    root = open_folder(lists[0].file.parent if pictures is None else pictures)
-    listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    root = open_folder(asked.pictures or lists[0].file.parent)
+    listing = asked.listing(root)
     frame, notes = _in_folder(frame, lists, listing)
     named, mapped = relative_to(frame[schema.PICTURE], root)
-    frame = records.with_found(frame, find_files(named, root, listing, follow_links=follow_links))
+    frame = records.with_found(frame, find_files(named, root, listing, follow_links=asked.follow_links))
     warnings += notes + mapped + _missing(frame, lists, root)
     frame, notes = _once(frame, lists, wanted)
-    frame, levels, more = identification.identify(frame.drop(_LIST), Links({}, {}), "the list", names)
+    frame, levels, more = identification.identify(frame.drop(_LIST), Links({}, {}), "the list", asked.names)
     if not any(one.split for one in lists):
         frame = frame.drop(schema.SPLIT)
-    if doi:
-        frame = frame.with_columns(pl.lit(doi).alias("doi"))
     levels = tuple(level for level in wanted if level in levels)
-    frame = schema.standard_frame(frame, levels)
-    rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
-    frame = pl.concat([frame, rest], how="diagonal")
+    frame = asked.finished(frame, levels, listing)
     files = tuple(dict.fromkeys([*(one.file for one in lists), *names_of.files_of(class_names)]))
     known = [os.path.relpath(os.path.abspath(file), root) for file in files]
     links = {schema.PICTURE: PATH} | {schema.label_column("name", level): rank_name(level) for level in levels}

@@ -8,14 +8,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import is_own, rank_name, split_options
+from linnaeus_jax.reading.picture_folder import Listing, list_files, unclaimed
 from linnaeus_jax.reading.schema import Progress, SourceRows
 
 
@@ -45,6 +49,47 @@ MAP = Option(
     "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="columns with unusual names: latitude=lat_wgs84"
 )
 RANK_MAP = Option("--rank-map", nargs="+", default=[], metavar="RANK=NAME[:ID]", help="columns of ranks: tribe=Tribus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every source is asked, beside its own options.
+
+    Attributes:
+      pictures: folder that paths are relative to, whose other pictures become rows with the reason "no record names
+        it"; None: that of the source, which is not searched.
+      mapping: standard column -> column of the source, which wins over usual names.
+      rank_map: rank -> "NAME_COLUMN[:ID_COLUMN]".
+      names: whether names are scientific, one of `scientific_names.MODES`.
+      doi: of the download, for rows without their own.
+      follow_links: whether links may lead out of the picture folder.
+      leave_out: folders to leave out of the picture folder.
+      progress: (what, done, total).
+    """
+
+    pictures: Path | None = None
+    mapping: Mapping[str, str] | None = None
+    rank_map: Mapping[str, str] | None = None
+    names: str = "auto"
+    doi: str | None = None
+    follow_links: bool = False
+    leave_out: Sequence[Path] = ()
+    progress: Progress | None = None
+
+    def listing(self, root: Path) -> Listing:
+        """The files of the picture folder."""
+        return list_files(root, follow_links=self.follow_links, leave_out=self.leave_out, progress=self.progress)
+
+    def finished(self, frame: pl.DataFrame, levels: tuple[str, ...], listing: Listing | None) -> pl.DataFrame:
+        """A frame with standard columns, `doi`, and a row for each picture of the listing that no record names."""
+        if self.doi:
+            own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
+            frame = frame.with_columns(pl.coalesce(own, pl.lit(self.doi)).alias("doi"))
+        frame = schema.standard_frame(frame, levels)
+        if listing is None:
+            return frame
+        rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
+        return pl.concat([frame, rest], how="diagonal")
 
 
 @dataclass(frozen=True)
@@ -82,7 +127,7 @@ class Request:
 
     @cached_property
     def common(self) -> dict[str, Any]:
-        """What every reader is given."""
+        """The fields of `Common` that options of all sources give."""
         args = self.args
         given = {"names": args.names, "follow_links": args.follow_links, "doi": args.doi, "leave_out": [args.out]}
         return given | {"progress": self.progress}

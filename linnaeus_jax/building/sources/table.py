@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from linnaeus_jax.building.sources import matching, records
 from linnaeus_jax.building.sources.matching import Matcher
-from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, SEPARATOR, Option, Request, source
+from linnaeus_jax.building.sources.source import (
+    MAP,
+    PICTURES,
+    QUOTES,
+    RANK_MAP,
+    SEPARATOR,
+    Common,
+    Option,
+    Request,
+    source,
+)
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import Links
 from linnaeus_jax.reading.file_columns import has_folders, joined_paths
 from linnaeus_jax.reading.identification import check_taxa, identify
-from linnaeus_jax.reading.picture_folder import Listing, find_files, list_files, open_folder, relative_to, unclaimed
-from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.picture_folder import Listing, find_files, open_folder, relative_to
+from linnaeus_jax.reading.schema import SourceRows
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
 
@@ -27,17 +38,10 @@ _TIMES = ("date", "time", "year", "month", "day", "hour")
 def read(
     table: Path,
     *,
-    pictures: Path | None = None,
-    mapping: Mapping[str, str] | None = None,
-    rank_map: Mapping[str, str] | None = None,
     separator: str | None = None,
     quotes: str = "csv",
     encoding: str | None = None,
-    names: str = "auto",
-    doi: str | None = None,
-    follow_links: bool = False,
-    leave_out: Sequence[Path] = (),
-    progress: Progress | None = None,
+    **common: Any,
 ) -> SourceRows:
     """Reads a table with one picture per row.
 
@@ -45,45 +49,35 @@ def read(
       table: the file; Parquet and gzip are seen from its first bytes, the separator of a text from its first line.
       pictures: folder that the paths are relative to, whose other pictures become rows with the reason "no record names
         it"; None: the table's own folder, which is not searched.
-      mapping: standard column -> column of the table, which wins over usual names.
-      rank_map: rank -> "NAME_COLUMN[:ID_COLUMN]".
       separator: character between fields; None: found.
       quotes: "csv", or "none" where quotes are text.
       encoding: of the text; None: UTF-8, and Latin-1 for lines that are not.
-      names: whether names are scientific, one of `scientific_names.MODES`.
-      doi: of the download, for rows without their own.
-      follow_links: whether links may lead out of the picture folder.
-      leave_out: folders to leave out of the picture folder.
-      progress: (what, done, total).
+      common: fields of `source.Common`.
 
     Raises:
       UserError: no such file, not a table, no column of pictures or taxa, an option that names what is not there.
     """
-    root = open_folder(table.parent if pictures is None else pictures)
+    asked = Common(**common)
+    root = open_folder(asked.pictures or table.parent)
     text = TextOptions(separator, quotes, encoding)
     frame, links, warnings = read_columns(
-        table, text, mapping=mapping, rank_map=rank_map, check=_check, progress=progress
+        table, text, mapping=asked.mapping, rank_map=asked.rank_map, check=_check, progress=asked.progress
     )
     listing = None
-    if pictures is not None or _needs_listing(frame) or has_folders(frame):
-        listing = list_files(root, follow_links=follow_links, leave_out=leave_out, progress=progress)
+    if asked.pictures is not None or _needs_listing(frame) or has_folders(frame):
+        listing = asked.listing(root)
     if has_folders(frame):
         frame, links = _with_folders(frame, links, listing)
-    frame, levels, notes = identify(frame, links, table.name, names)
+    frame, levels, notes = identify(frame, links, table.name, asked.names)
     frame = records.standard_splits(frame)
-    if doi:
-        own = pl.col("doi").cast(pl.String) if "doi" in frame.columns else pl.lit(None, pl.String)
-        frame = frame.with_columns(pl.coalesce(own, pl.lit(doi)).alias("doi"))
     if schema.PICTURE in frame.columns:
         named, mapped = relative_to(frame[schema.PICTURE], root)
         frame, warnings = frame.with_columns(named.alias(schema.PICTURE)), [*warnings, *mapped]
-    frame = _with_files(frame, root, listing, follow_links)
+    frame = _with_files(frame, root, listing, asked.follow_links)
     frame, ambiguous = _without_ambiguous(frame, table.name)
     notes += ambiguous
-    frame = schema.standard_frame(frame, levels)
-    if pictures is not None and listing is not None:
-        rest = schema.standard_frame(unclaimed(listing, frame[schema.PICTURE]), levels)
-        frame = pl.concat([frame, rest], how="diagonal")
+    frame = asked.finished(frame, levels, listing if asked.pictures is not None else None)
+    if asked.pictures is not None and listing is not None:
         warnings += listing.warnings([os.path.relpath(os.path.abspath(table), root)])
     lost = records.lost_pictures(frame, root)
     return SourceRows(frame, root, levels, (table,), records.links_of(frame, links), (*warnings, *notes, *lost))

@@ -88,7 +88,7 @@ DATA = dict(
         class_balance=key(
             "none",
             "how often a class is drawn: by its rows (none), by their square root, or all classes equally",
-            choices="linnaeus_jax.data.class_balance:CLASS_BALANCE",
+            choices="linnaeus_jax.data.samplers:CLASS_BALANCE",
         ),
         class_balance_task=key("", "rank whose classes are balanced; empty: the finest"),
     ),

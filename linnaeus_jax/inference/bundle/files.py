@@ -36,7 +36,7 @@ from linnaeus_jax.files import (
 )
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
-from linnaeus_jax.inference.bundle.taxonomy_files import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
+from linnaeus_jax.inference.bundle.taxonomy import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.registry import BUNDLE_LAYOUTS

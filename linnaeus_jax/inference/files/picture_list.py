@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading.paths import is_of_system, is_picture
+from linnaeus_jax.reading.paths import Shard, is_of_system, is_picture
 from linnaeus_jax.reading.picture_folder import list_files
 from linnaeus_jax.reading.schema import Progress
-from linnaeus_jax.reading.shards import Shard
 from linnaeus_jax.reading.text import printable
 
 _PATTERN = frozenset("*?[")

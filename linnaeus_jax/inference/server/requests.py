@@ -7,17 +7,19 @@ import binascii
 import functools
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import HTTPException
 from pydantic import ValidationError
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.server.multipart_form import File, FormError, read_form
 from linnaeus_jax.inference.server.schemas import (
     MAX_TAXA,
     TOLD_KEY,
@@ -29,6 +31,61 @@ from linnaeus_jax.inference.server.schemas import (
 )
 from linnaeus_jax.reading.metadata import Encoded
 from linnaeus_jax.reading.observation import Observation
+
+#: files of a form, other fields, and bytes of one of those
+MAX_PARTS = 1000
+MAX_TEXT = 2**20
+
+
+class FormError(ValueError):
+    """A body that is no form, or too much of one; the message is the reason."""
+
+
+class File(NamedTuple):
+    """A file of a form."""
+
+    name: str
+    data: bytes
+
+
+class _Parser(MultiPartParser):
+    spool_max_size = sys.maxsize  # pictures that were sent are never written to a disk
+    ended = False
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
+def read_form(content_type: str, body: bytes) -> list[tuple[str, str | File]]:
+    """Names and values of a form in their order; text that is not UTF-8 is read as Latin-1.
+
+    Raises:
+      FormError: it is broken, ends early or has too many parts.
+    """
+
+    async def stream() -> AsyncGenerator[bytes]:
+        yield body
+
+    limits = {"max_files": MAX_PARTS, "max_fields": MAX_PARTS, "max_part_size": MAX_TEXT}
+    parser = _Parser(Headers({"content-type": content_type}), stream(), **limits)
+    try:
+        parser.parse().send(None)  # everything is there, so that it ends without waiting for anything
+    except StopIteration as parsed:
+        parts = [(name, _read(value)) for name, value in parsed.value.multi_items()]
+        if not parser.ended:
+            raise FormError("it ends early") from None
+        return parts
+    except MultiPartException as error:
+        raise FormError(str(error.__cause__ or error.message)) from error
+    raise AssertionError("Starlette's parser waits, although the whole body is there")
+
+
+def _read(value: str | UploadFile) -> str | File:
+    if isinstance(value, str):
+        return value
+    with value.file:
+        return File(value.filename or "", value.file.read())
+
 
 #: AnswerOptions of so many different requests are kept
 KEPT_OPTIONS = 64
