@@ -1,24 +1,21 @@
 """Tables of text (CSV, TSV, the files of an archive), read in blocks, each line accounted for.
 
 A record with another number of fields than the header is never filled up, cut or skipped: it is a row of its own with
-the reason "malformed record". Where fields and records end is found on whole blocks by counting quotes, separators and
-line ends, and polars parses what has been checked. A block whose quotes do not pair up goes through Python's `csv`,
-record by record; a line whose quotes break the rules costs itself alone.
+the reason "malformed record". A line whose quotes break the rules costs itself alone, since the reader of Python's
+`csv` begins anew on the line behind it.
 """
 
 from __future__ import annotations
 
 import codecs
 import csv
-import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
@@ -33,7 +30,9 @@ NOT_GIVEN: tuple[str, ...] = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "No
 #: the same in a column of names, which may be called "nan" or "None"
 NO_NAME: tuple[str, ...] = ("", "NA", "N/A", "NaN", "\\N")
 _SEPARATOR_LINE = re.compile(rb"sep=([!-~\t])", re.IGNORECASE)
-_NEWLINE, _RETURN = 10, 13
+#: stands for a carriage return within a field
+_RETURN = "\ue00d"
+csv.field_size_limit(LONGEST_RECORD)
 _UNCLOSED = "a quote opened on this line is never closed"
 
 
@@ -182,46 +181,6 @@ class Utf8Blocks:
         return found
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where records and fields of a block end, by counting.
-
-    Attributes:
-      sound: whether quotes open at the start of a field and close at its end; the rest holds only then.
-      ends: int64[R], positions of the line ends that end a record.
-      newlines: int64[L], positions of all line ends.
-      separators: int64[S], positions of the separators outside of quotes.
-    """
-
-    sound: bool
-    ends: NDArray[np.int64]
-    newlines: NDArray[np.int64]
-    separators: NDArray[np.int64]
-
-
-def _layout(data: NDArray[np.uint8], separator: int, quote: int | None) -> _Layout:
-    newlines = np.flatnonzero(data == _NEWLINE)
-    separators = np.flatnonzero(data == separator)
-    quotes = newlines[:0] if quote is None else np.flatnonzero(data == quote)
-    if quote is None or quotes.size == 0:
-        return _Layout(True, newlines, newlines, separators)
-    before = data[quotes[::2] - 1]
-    before[0] = before[0] if quotes[0] else _NEWLINE
-    opens = np.isin(before, (separator, _NEWLINE))
-    opens[1:] |= quotes[2::2] - 1 == quotes[1:-1:2]  # the second of a doubled quote
-    closing = quotes[1::2]
-    after = np.full(closing.size, _NEWLINE, np.uint8)
-    inside = closing + 1 < data.size
-    after[inside] = data[closing[inside] + 1]
-    closes = np.isin(after, (separator, _NEWLINE, quote))
-    returns = np.flatnonzero(after == _RETURN)
-    following = closing[returns] + 2
-    closes[returns] = (following >= data.size) | (data[np.minimum(following, data.size - 1)] == _NEWLINE)
-    ends = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
-    separators = separators[np.searchsorted(quotes, separators) % 2 == 0]
-    return _Layout(bool(opens.all() and closes.all()), ends, newlines, separators)
-
-
 class RecordReader:
     """Reads the records of one text file.
 
@@ -232,8 +191,12 @@ class RecordReader:
     def __init__(self, source: TextSource, dialect: Dialect) -> None:
         """Reads the header lines. Raises UserError for an empty file."""
         self.source, self.dialect = source, dialect
-        self._separator = ord(dialect.separator)
-        self._quote = ord(dialect.quote) if dialect.quote else None
+        self._format: dict[str, Any] = dict(
+            delimiter=dialect.separator,
+            quotechar=dialect.quote,
+            quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+            strict=True,
+        )
         self._blocks = Utf8Blocks(source, dialect.encoding)
         self._rest = self._blocks.read()
         self._line = 1  # of the first byte of the rest
@@ -288,11 +251,20 @@ class RecordReader:
 
     def first_width(self) -> int:
         """Fields of the first record, for files without a header line."""
-        while b"\n" not in self._rest and not self._ended:
-            self._more()
-        layout = _layout(np.frombuffer(self._rest, np.uint8), self._separator, self._quote)
-        end = int(layout.ends[0]) if layout.ends.size else len(self._rest)
-        return int(np.searchsorted(layout.separators, end)) + 1
+        return len(self._first()[0])
+
+    def _first(self) -> tuple[list[str], int]:
+        """The next record, and how many lines it has. Raises UserError where it cannot be read."""
+        while True:
+            lines = [_text(line.decode(errors="replace")) for line in self._rest.split(b"\n", LONGEST_SPAN)[:-1]]
+            feed = _Lines(lines)
+            try:
+                return next(csv.reader(feed, **self._format)), feed.next
+            except (_Unclosed, csv.Error) as error:
+                whole = isinstance(error, csv.Error) or len(lines) == LONGEST_SPAN or len(self._rest) >= LONGEST_RECORD
+                if whole or self._ended:
+                    raise UserError(f"{self.source.name}: the header cannot be read: {_fault_of(error)}") from None
+                self._more()
 
     def _more(self) -> None:
         """Appends a block to the rest; at the end of the file a line end, where the last line has none."""
@@ -304,136 +276,70 @@ class RecordReader:
                 self._rest += b"\n"
 
     def _take_header(self) -> list[str]:
-        layout = _layout(np.frombuffer(self._rest, np.uint8), self._separator, self._quote)
-        while not layout.ends.size and not self._ended and len(self._rest) < LONGEST_RECORD:
+        if not self._rest:
             self._more()
-            layout = _layout(np.frombuffer(self._rest, np.uint8), self._separator, self._quote)
-        ends = layout.ends if layout.ends.size and layout.sound else layout.newlines
-        end = int(ends[0]) if ends.size else len(self._rest)
-        text = self._blocks.mended(self._rest[:end]).decode().replace("\0", "")
-        self._line += text.count("\n") + 1
-        self._rest = self._rest[end + 1 :]
-        try:
-            record = next(csv.reader(io.StringIO(text, newline=""), **self._format()), [])
-        except csv.Error as error:
-            raise UserError(f"{self.source.name}: the header cannot be read: {error}") from None
+        if not self._rest:
+            return []
+        _, count = self._first()
+        taken = b"\n".join(self._rest.split(b"\n", count)[:-1])
+        self._line += count
+        self._rest = self._rest[len(taken) + 1 :]
+        text = self._blocks.mended(taken).decode().replace("\0", "")
+        record = next(csv.reader(_Lines(_text(text).split("\n")), **self._format), [])
         return [name.strip() for name in record] if record or not self._rest else self._take_header()
-
-    def _format(self) -> dict:
-        quoting = csv.QUOTE_MINIMAL if self.dialect.quote else csv.QUOTE_NONE
-        return dict(delimiter=self.dialect.separator, quotechar=self.dialect.quote, quoting=quoting, strict=True)
 
     def _take_records(self, positions: Mapping[str, int], width: int) -> pl.DataFrame | None:
         """The whole records of the rest; None where there are none yet."""
-        if not self._rest:
-            return None
-        data = np.frombuffer(self._rest, np.uint8)
-        layout = _layout(data, self._separator, self._quote)
-        taken = int(layout.ends[-1]) + 1 if layout.ends.size else 0
-        left = data.size - taken
-        endless = self._ended or layout.newlines.size - np.searchsorted(layout.newlines, taken) > LONGEST_SPAN
-        if not layout.sound or (left and endless):
-            return self._take_by_csv(positions, width)
-        if not taken:
-            if left > LONGEST_RECORD:
-                limit = f"{LONGEST_RECORD >> 20} MiB"
-                raise UserError(f"{self.source.name}: line {self._line} is longer than {limit}; is it a table of text?")
-            return None
-        frame = self._parse(data[:taken], layout, positions, width)
-        self._line += int(np.searchsorted(layout.newlines, taken))
-        self._rest = self._rest[taken:]
-        return frame
-
-    def _parse(
-        self, data: NDArray[np.uint8], layout: _Layout, positions: Mapping[str, int], width: int
-    ) -> pl.DataFrame:
-        """Records of a block that has been checked, by polars."""
-        ends = layout.ends
-        starts = np.concatenate(([0], ends[:-1] + 1))
-        fields = np.diff(np.searchsorted(layout.separators, ends), prepend=0) + 1
-        lines = self._line + np.searchsorted(layout.newlines, starts)
-        length = ends - starts
-        blank = (length == 0) | ((length == 1) & (data[starts] == _RETURN))
-        self._find_swallowed(data, layout, lines, width)
-        with_nul = np.zeros(ends.size, bool)
-        with_nul[np.searchsorted(ends, np.flatnonzero(data == 0))] = True
-        wrong = ~blank & (with_nul | (fields != width))
-        keep = ~blank & ~wrong
-        kept = data if keep.all() else data[np.repeat(keep, length + 1)]
-        frame = self._polars(self._blocks.mended(kept.tobytes()), positions, width, int(keep.sum()))
-        frame = frame.insert_column(0, pl.Series(schema.LINE, lines[keep], pl.Int64))
-        details = [_fault(int(fields[at]), width, bool(with_nul[at])) for at in np.flatnonzero(wrong)]
-        return _with_malformed(frame, list(zip(lines[wrong].tolist(), details)))
-
-    def _find_swallowed(self, data: NDArray[np.uint8], layout: _Layout, lines: NDArray[np.int64], width: int) -> None:
-        """Notes the records of several lines of which each has the separators of a record, inside of quotes or not.
-
-        Args:
-          lines: int64 [R], where the records begin.
-        """
-        last = self._line + np.searchsorted(layout.newlines, layout.ends)
-        several = np.flatnonzero(last > lines)
-        if several.size and width > 1:
-            separators = np.searchsorted(np.flatnonzero(data == self._separator), layout.newlines)
-            fitting = np.cumsum(np.diff(separators, prepend=0) == width - 1)
-            before = np.concatenate(([0], fitting))[lines[several] - self._line]
-            whole = fitting[last[several] - self._line] - before == last[several] - lines[several] + 1
-            spans = zip(lines[several[whole]].tolist(), last[several[whole]].tolist())
-            self._swallowed += spans
-
-    def _polars(self, data: bytes, positions: Mapping[str, int], width: int, height: int) -> pl.DataFrame:
-        places = sorted(set(positions.values()))
-        if not places or not height:
-            return pl.DataFrame({name: pl.Series([None] * height, dtype=pl.String) for name in positions})
-        frame = pl.read_csv(
-            data,
-            has_header=False,
-            columns=places,
-            separator=self.dialect.separator,
-            quote_char=self.dialect.quote,
-            schema={f"column_{place + 1}": pl.String for place in range(width)},
-            encoding="utf8",
-        )
-        if frame.height != height:  # the counts above and polars must agree, or rows would shift
-            raise RuntimeError(f"{self.source.name}: {height} records were counted, {frame.height} parsed")
-        return frame.select(pl.col(f"column_{place + 1}").alias(name) for name, place in positions.items())
-
-    def _take_by_csv(self, positions: Mapping[str, int], width: int) -> pl.DataFrame | None:
-        """The same by Python's csv, which takes quotes inside of fields as text."""
         whole = self._rest.rfind(b"\n") + 1
-        lines = self._blocks.mended(self._rest[:whole]).decode().split("\n")[:-1]
-        found: list[list[str]] = []
+        text = _text(self._blocks.mended(self._rest[:whole]).decode())
+        lines, has_nul = text.split("\n")[:-1], "\0" in text
+        found: list[tuple[str, ...]] = []
         numbers: list[int] = []
         faults: list[tuple[int, str]] = []
+        places = tuple(positions.values())
         feed = _Lines(lines)
-        reader = csv.reader(feed, **self._format())
-        while feed.next < len(lines):
-            first = feed.begin()
+        reader = csv.reader(feed, **self._format)
+        while (first := feed.begin()) < len(lines):
             try:
                 record = next(reader)
             except (_Unclosed, csv.Error) as error:
                 if isinstance(error, _Unclosed) and feed.next - first < LONGEST_SPAN and not self._ended:
                     feed.next = first  # its end may be in the next block
                     break
-                faults.append((self._line + first, _csv_fault(error)))
+                faults.append((self._line + first, _fault_of(error)))
                 feed.next = first + 1
-                reader = csv.reader(feed, **self._format())
+                reader = csv.reader(feed, **self._format)
                 continue
-            read = lines[first : feed.next]
-            if len(read) > 1 and width > 1 and all(text.count(self.dialect.separator) == width - 1 for text in read):
-                self._swallowed.append((self._line + first, self._line + feed.next - 1))
-            with_nul = any("\0" in field for field in record)
+            if feed.next - first > 1 and width > 1:
+                self._find_swallowed(lines[first : feed.next], first, width)
+            with_nul = has_nul and any("\0" in field for field in record)
             if len(record) == width and not with_nul:
-                found.append([record[place] for place in positions.values()])
+                found.append(tuple([record[place] for place in places]))
                 numbers.append(self._line + first)
             elif record:
                 faults.append((self._line + first, _fault(len(record), width, with_nul)))
-        self._rest = "".join(line + "\n" for line in lines[feed.next :]).encode() + self._rest[whole:]
+        left = "".join(line + "\n" for line in lines[feed.next :]).encode()
+        self._rest = left.replace(_RETURN.encode(), b"\r") + self._rest[whole:]
         self._line += feed.next
+        if not feed.next and len(self._rest) > LONGEST_RECORD:
+            limit = f"{LONGEST_RECORD >> 20} MiB"
+            raise UserError(f"{self.source.name}: line {self._line} is longer than {limit}; is it a table of text?")
         columns = zip(*found) if found else ([] for _ in positions)
         texts = {name: pl.Series(values, dtype=pl.String) for name, values in zip(positions, columns)}
+        if _RETURN in text:
+            texts = {name: values.str.replace_all(_RETURN, "\r", literal=True) for name, values in texts.items()}
         frame = pl.DataFrame({schema.LINE: pl.Series(numbers, dtype=pl.Int64)} | texts)
-        return _with_malformed(frame, faults) if found or faults else None
+        return _with_malformed(frame, faults) if feed.next else None
+
+    def _find_swallowed(self, read: list[str], first: int, width: int) -> None:
+        """Notes a record of several lines of which each has the separators of a record, inside of quotes or not."""
+        if all(text.count(self.dialect.separator) == width - 1 for text in read):
+            self._swallowed.append((self._line + first, self._line + first + len(read) - 1))
+
+
+def _text(text: str) -> str:
+    """Text without carriage returns that end no line, which stand for themselves and which `csv` refuses."""
+    return re.sub(r"\r(?!\n|$)", _RETURN, text) if "\r" in text else text
 
 
 class _Unclosed(Exception):
@@ -461,7 +367,7 @@ class _Lines:
         return self.lines[self.next - 1] + "\n"
 
 
-def _csv_fault(error: Exception) -> str:
+def _fault_of(error: Exception) -> str:
     if isinstance(error, _Unclosed):
         return _UNCLOSED
     return "text behind a closing quote" if "expected after" in str(error) else str(error)
