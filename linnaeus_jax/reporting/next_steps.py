@@ -67,7 +67,7 @@ def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
     given = {section: model.get(section, {}) for section in OF_FAMILIES}
     changed = config_difference({section: default[section] for section in OF_FAMILIES}, given)
     settings: dict[str, Any] = {"model__type": "EfficientNet", "model__variant": "lite0"}
-    settings |= {"model__pretrained": "package:efficientnet-lite0", "train__tune": f"last:{LAST}"}
+    settings |= {"model__pretrained": "package:efficientnet-lite0", "train__tune": f"auto:{LAST}"}
     settings |= {f"model__{key}": _value(old) for key, old, _ in changed if old != MISSING}
     if run.config["schedule"]["mixup"]["prob"]["enabled"]:
         settings["schedule__mixup__prob__enabled"] = False
@@ -87,7 +87,7 @@ def _tune_more(run: RunRecord) -> Iterator[Suggestion]:
     if run.config["train"].get("tune") == "head" and not (overfits or _below_features(run)):
         yield Suggestion(
             f"only the heads were trained: train the last {LAST} blocks of the trunk, too",
-            _again(run, f"last_{LAST}", train__tune=f"last:{LAST}"),
+            _again(run, f"auto_{LAST}", train__tune=f"auto:{LAST}"),
         )
 
 
@@ -131,6 +131,10 @@ def _training(run: RunRecord) -> Iterator[Suggestion]:
 def _as_good_as_features(run: RunRecord) -> Suggestion:
     """What brings a run to what a simple classifier knows from the same features."""
     train, why = run.config["train"], "a simple classifier knows more from the same features"
+    if train["tune"].startswith("last:"):
+        tune = train["tune"].replace("last:", "auto:")
+        why = f"{why} before any training: fit heads to them first, and keep the better"
+        return Suggestion(why, _again(run, tune.replace(":", "_"), train__tune=tune))
     if train["tune"] != "head":
         settings: dict[str, Any] = {"train__tune": "head", "train__fit_heads": True}
         return Suggestion(f"{why} before any training: train the heads alone", _again(run, "head", **settings))

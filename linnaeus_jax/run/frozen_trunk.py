@@ -9,6 +9,7 @@ other folds lie beside it. The blocks train from heads as they are drawn, as wit
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import RunDirectory, replaced_file
 from linnaeus_jax.learning.regression import MOST_PRODUCTS, RankFit, fit_ranks, regression_products
+from linnaeus_jax.metrics import table
+from linnaeus_jax.metrics.names import split_result
 from linnaeus_jax.metrics.phases import MAIN
 from linnaeus_jax.run.baselines import feature_vectors
 from linnaeus_jax.run.checkpoints import Checkpoints
@@ -91,12 +94,15 @@ def measure_frozen_trunk(
         return
     values = epoch_end.evaluate(frozen, (MAIN,))[MAIN.name]
     host.tracker.update(MAIN.name, values, 0, 0, samples=len(dataset.val))
-    if fits_all(experiment.config.train.fit_rows, dataset):
+    of_all = fits_all(experiment.config.train.fit_rows, dataset)
+    if of_all:
         both = train.joined(val)
         fits = fit_ranks(both.x, both.label, heads, both.place)
         frozen, _ = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
         _write_out_of_fold(experiment.directory, both, len(train.row), fits)
     epoch_end.rank(0, 0)
+    if of_all:
+        _add_standard_error(host, len(dataset.val))
     save(experiment, checkpoints, host, frozen, at_end=False)
     epoch_end.write_start()
     row = host.tracker.get_wandb_metrics(0)
@@ -109,6 +115,16 @@ def measure_frozen_trunk(
             for task in heads
         ),
     )
+
+
+def _add_standard_error(host: HostState, rows: int) -> None:
+    """Ranks step 0 a standard error higher, where an accuracy ranks: blocks that are better by less than that on so few
+    rows are not known to be, and do not gain what validation cannot show, heads that are fitted to its rows."""
+    ranked, info = host.ranking.get(0), table.entry(split_result(host.ranking_metric)[1])
+    whole = {"fraction": 1.0, "%": 100.0}.get(info.unit if info is not None else "")
+    if ranked is not None and ranked["metric"] is not None and whole is not None:
+        share = ranked["metric"] / whole
+        ranked["metric"] += whole * math.sqrt(share * (1 - share) / rows)
 
 
 def _labelled(row: Mapping[str, Any], task: str) -> float:

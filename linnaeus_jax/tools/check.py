@@ -246,11 +246,12 @@ def main(argv: Sequence[str]) -> None:
             f"{eta(made * view_seconds)}, {size / 1e9:.2f} GB"
         )
     if options.minutes is not None:
-        compiling = sum(step.seconds for step in steps.values())
+        compiling, of_epoch = sum(step.seconds for step in steps.values()), updates * plain
         times = {
             "beside": compiling + view_seconds * len(dataset.val) + BESIDE,
-            "storing": view_seconds * len(dataset.train),
-            "of_epoch": updates * plain,
+            # with auto:N the last blocks read every view once more, and heads are fitted to what they make of it
+            "storing": view_seconds * len(dataset.train) + of_epoch * config.train.tune.startswith("auto:") / 2,
+            "of_epoch": of_epoch,
         }
         stored = experiment.program.stored is not None
         console.print(within(options.minutes, experiment.config, **times, stored=stored), soft_wrap=True)

@@ -47,7 +47,7 @@ def test_it_is_right_for_every_data_set(tmp_path, ranks, known, folder, split):
 
 
 @pytest.mark.parametrize("rows", [40, 2640, 200_000])
-@pytest.mark.parametrize(("side", "variant", "last"), [(224, "lite0", "last:5"), (260, "lite2", "last:6")])
+@pytest.mark.parametrize(("side", "variant", "last"), [(224, "lite0", "auto:5"), (260, "lite2", "auto:6")])
 @pytest.mark.parametrize("tune", ["", "head"])
 def test_pretrained_weights_are_used_where_they_are_and_there_is_no_accelerator(
     tmp_path, rows, side, variant, last, tune
@@ -155,14 +155,14 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
 @pytest.mark.parametrize(
     ("minutes", "speed", "wanted"),
     [
-        (30, 1, ("last:5", 4, 7)),
-        (8, 1, ("last:5", 4, 7)),
-        (6, 1, ("last:5", 4, 5)),
-        (5, 1, ("last:5", 2, 5)),
+        (30, 1, ("auto:5", 4, 7)),
+        (8, 1, ("auto:5", 4, 7)),
+        (7, 1, ("auto:5", 4, 5)),
+        (6, 1, ("auto:5", 2, 6)),
         (4, 1, ("head", 2, 30)),
-        (4, 8, ("last:5", 4, 7)),
+        (4, 8, ("auto:5", 4, 7)),
         (40, 0.1, ("head", 2, 30)),
-        (600, 1, ("last:5", 4, 7)),
+        (600, 1, ("auto:5", 4, 7)),
     ],
 )
 def test_a_budget_chooses_what_is_trained_and_how_long(tmp_path, minutes, speed, wanted):

