@@ -185,9 +185,10 @@ IDEAS: dict[str, Row] = {
 }
 
 
-def _tuned(trunk: str, blocks: int, views: int, minutes: float) -> Row:
-    title = f"{TRUNKS[trunk].title}, last {blocks} blocks"
-    settings = {"train.tune": f"last:{blocks}", "train.tune_views": views}
+def _tuned(trunk: str, blocks: int, views: int, minutes: float, *, how: str = "last") -> Row:
+    """`how` auto: as generated configurations train without an accelerator."""
+    title = f"{TRUNKS[trunk].title}, {'fitted heads or ' if how == 'auto' else ''}last {blocks} blocks"
+    settings = {"train.tune": f"{how}:{blocks}", "train.tune_views": views}
     return Row(title, (trunk,), "pictures", settings, 0, minutes)
 
 
@@ -246,6 +247,9 @@ ROWS: dict[str, Row] = {
         "control",
     ),
     "last5-lite0": _tuned("lite0", 5, 4, 15),
+    "auto5-lite0": _tuned("lite0", 5, 4, 20, how="auto"),
+    "auto6-lite2": _tuned("lite2", 6, 3, 50, how="auto"),
+    "auto6-lite2-320": _tuned("lite2-320", 6, 3, 70, how="auto"),
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),
     "last6-lite2": _tuned("lite2", 6, 3, 40),
     "last6-lite2-320": _tuned("lite2-320", 6, 3, 60),
