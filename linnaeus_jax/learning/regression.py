@@ -1,7 +1,7 @@
 """Linear classifiers of features, one for each rank: multinomial logistic regression or linear discriminants, whichever
 is better out of folds.
 
-Letters of shapes: N rows, M views of them, D features, P principal components, F folds and at the end all rows, T
+Letters of shapes: N rows, M views of them, D features, P principal components, F sets of rows that are fitted to, T
 ranks, C classes of a rank, S classes of all ranks, R views of a chunk.
 """
 
@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from linnaeus_jax.learning.discriminant import Affine, FeatureSums, best_scale, 
 
 #: folds; inverse strengths of the penalty, as scikit-learn's `C`, in the order in which they are tried; iterations for
 #: each; principal components of the standardised features that are kept
-FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.01, 0.1, 1.0), 20, 512
+FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.01, 0.1, 1.0), 20, 1024
 #: most multiply-adds of all regressions, about two minutes on two cores; beyond them discriminants alone are fitted
 MOST_PRODUCTS = 1e13
 #: second derivative of the loss by a logit, about, in the scaling of components
@@ -43,12 +43,14 @@ class RankFit:
       logits: float32 [N, C], of the first view of every row by a classifier that was fitted to the other folds.
       kind: of classifier, in words.
       accuracy: share of the labelled rows that `logits` have right.
+      of_some: the same classifier, fitted to `some` rows.
     """
 
     affine: Affine
     logits: NDArray[np.float32]
     kind: str
     accuracy: float
+    of_some: Affine
 
 
 def stratified_folds(label_NT: NDArray[np.integer], folds: int = FOLDS, seed: int = 0) -> NDArray[np.int64]:
@@ -69,6 +71,7 @@ def fit_ranks(
     label_NT: NDArray[np.integer],
     classes: Mapping[str, int],
     row_M: NDArray[np.integer] | None = None,
+    some_N: NDArray[np.bool_] | None = None,
     *,
     seed: int = 0,
 ) -> dict[str, RankFit]:
@@ -80,41 +83,55 @@ def fit_ranks(
       classes: rank -> number of classes, in the order of the columns of labels.
       row_M: of which row each view is, the unaugmented one first; None: one view of each. A row counts the same,
         however many views it has.
+      some_N: rows of `RankFit.of_some`; None: all.
       seed: of the folds.
     """
     row_M = np.arange(len(label_NT)) if row_M is None else row_M
+    some_N = np.ones(len(label_NT), bool) if some_N is None else some_N
     _, first, views = np.unique(row_M, return_index=True, return_counts=True)
-    weight_M, found = (1 / views[row_M]).astype(np.float32), {}
-    fold = stratified_folds(label_NT, seed=seed)
-    parts = [FeatureSums(classes, x_MD.shape[1]) for _ in range(FOLDS)]
-    for number, sums in enumerate(parts):
-        chosen = fold[row_M] == number
+    fold, weight_M = stratified_folds(label_NT, seed=seed), (1 / views[row_M]).astype(np.float32)
+
+    def sums_of(chosen: NDArray[np.bool_]) -> FeatureSums:
+        sums = FeatureSums(classes, x_MD.shape[1])
         sums.add(x_MD[chosen], label_NT[row_M[chosen]], weight_M[chosen])
-    others = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
-    whole, ways = parts[0] + others[0], {rank: list[tuple[str, Affine, NDArray[np.float32]]]() for rank in classes}
+        return sums
+
+    parts = [sums_of(fold[row_M] == number) for number in range(FOLDS)]
+    sets = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
+    sets += [parts[0] + sets[0], sums_of(some_N[row_M])]
+    ways: dict[str, list[_Way]] = {rank: [] for rank in classes}
     for rank, count in classes.items():
-        if (affine := whole.discriminants(rank)) is not None:
-            folded = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in others]
-            ways[rank].append((DISCRIMINANTS, affine, _out_of_fold(x_MD[first], fold, folded)))
+        if sets[FOLDS].discriminants(rank) is not None:
+            fits = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in sets]
+            ways[rank].append(_Way(DISCRIMINANTS, fits[FOLDS:], _out_of_fold(x_MD[first], fold, fits[:FOLDS])))
     if regression_products(len(x_MD), x_MD.shape[1], classes) <= MOST_PRODUCTS and any(ways.values()):
         z_MP, to_raw = _components(x_MD, weight_M)
-        outside_FM = np.stack([fold[row_M] != number for number in range(FOLDS)] + [np.ones(len(row_M), bool)])
-        path = regressions(z_MP, label_NT[row_M], weight_M * outside_FM, classes, STRENGTHS)
+        chosen_FN = [*(fold != number for number in range(FOLDS)), np.ones_like(some_N), some_N]
+        path = regressions(z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS)
         for strength, maps in zip(STRENGTHS, path, strict=True):
             for rank in filter(ways.get, classes):
-                *folded, fit = maps[rank]
-                kind = f"logistic regression, C = {strength:g}"
-                ways[rank].append((kind, to_raw(fit), _out_of_fold(z_MP[first], fold, folded)))
+                kind, fits = f"logistic regression, C = {strength:g}", maps[rank]
+                raw = [to_raw(fit) for fit in fits[FOLDS:]]
+                ways[rank].append(_Way(kind, raw, _out_of_fold(z_MP[first], fold, fits[:FOLDS])))
+    found = {}
     for place, rank in enumerate(classes):
         if ways[rank]:
-            scaled = (_scaled(*way, label_NT[:, place]) for way in ways[rank])
+            scaled = (_scaled(way, label_NT[:, place]) for way in ways[rank])
             found[rank] = min(scaled, key=operator.itemgetter(0))[1]
     return found
 
 
+class _Way(NamedTuple):
+    """A kind of classifier, fitted to all rows and to some, and logits [N, C] out of folds."""
+
+    kind: str
+    fits: Sequence[Affine]
+    logits: NDArray[np.float32]
+
+
 def regression_products(views: int, width: int, classes: Mapping[str, int]) -> float:
     """Multiply-adds of all regressions of `fit_ranks`, about."""
-    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (FOLDS + 1)
+    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (FOLDS + 2)
     return passes * views * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
 
 
@@ -142,13 +159,12 @@ def affine_of_nothing(width: int, count: int) -> Affine:
     return np.zeros((width, count), np.float32), np.zeros(count, np.float32)
 
 
-def _scaled(
-    kind: str, affine: Affine, logits: NDArray[np.float32], label: NDArray[np.integer]
-) -> tuple[tuple[float, float], RankFit]:
+def _scaled(way: _Way, label: NDArray[np.integer]) -> tuple[tuple[float, float], RankFit]:
     """A way with logits that are as sure as they are right, and by what it is ranked."""
-    known, scale = label >= 0, np.float32(best_scale(logits, label))
-    hits = float((logits[known].argmax(axis=1) == label[known]).mean())
-    fit = RankFit((affine[0] * scale, affine[1] * scale), logits * scale, kind, hits)
+    known, scale = label >= 0, np.float32(best_scale(way.logits, label))
+    hits = float((way.logits[known].argmax(axis=1) == label[known]).mean())
+    affine, of_some = ((kernel * scale, bias * scale) for kernel, bias in way.fits)
+    fit = RankFit(affine, way.logits * scale, way.kind, hits, of_some)
     return (-hits, cross_entropy(fit.logits[known], label[known])), fit
 
 

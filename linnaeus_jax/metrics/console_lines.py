@@ -97,5 +97,9 @@ def epoch_line(epoch: int, row: Mapping[str, Any], finest: str) -> str:
 
 
 def _accuracy(metrics: Mapping[str, Any], task: str) -> str:
-    value = metrics.get(f"non_null/acc1_{task}", metrics.get(f"acc1_{task}"))
-    return "" if value is None else f"{task_name(task)} {value:.1f} %, "
+    value, of_classes = (
+        metrics.get(f"non_null/acc1_{task}", metrics.get(f"acc1_{task}")),
+        metrics.get(f"macro_acc1_{task}"),
+    )
+    mean = "" if of_classes is None else f" (mean of classes {of_classes:.1f} %)"
+    return "" if value is None else f"{task_name(task)} {value:.1f} %{mean}, "

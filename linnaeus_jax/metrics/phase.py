@@ -11,6 +11,7 @@ import numpy as np
 
 from linnaeus_jax.metrics.extras import NO_EXTRAS, SCORES, PhaseExtras
 from linnaeus_jax.metrics.metric import (
+    VAL,
     MetricInfo,
     MetricInputs,
     PhaseMetric,
@@ -78,6 +79,7 @@ class Accuracies(PhaseMetric):
         "acc3": per_task("top-3", "rows whose label is among the best three classes / rows", "%", True),
         "null/acc1": per_task("top-1 of null labels", "as acc1, over rows without a label", "%", True),
         "non_null/acc1": per_task("top-1 of known labels", "as acc1, over rows with a label", "%", True),
+        "macro_acc1": per_task("mean of classes", "mean of top-1 of every class that has rows", "%", True, VAL),
     }
 
     def empty(self, tasks: Sequence[str]) -> Sums:

@@ -162,6 +162,7 @@ def phase_tables(
     measured += [("all ranks right %", "chain_accuracy", 100.0, ".1f")]
     measured += [("all known right %", "partial_chain_accuracy", 100.0, ".1f")]
     measured += [(f"{task_name(task)} %", f"non_null/acc1_{task}", 1.0, ".1f") for task in tasks]
+    measured += [("mean of classes %", f"macro_acc1_{task}", 1.0, ".1f") for task in tasks[:1]]
     first = 3 + max(len(heading) for heading, *_ in measured)
     words = [max(map(len, label(phase).split())) for phase in phases]
     columns = max(1, (width - 1 - first) // (3 + max(words, default=1)))

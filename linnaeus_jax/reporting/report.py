@@ -267,9 +267,10 @@ def phase_results(run: RunRecord, tasks: Tasks) -> str:
             [label, run.last(result_name(phase, "loss_unweighted"))]
             + [percent(value, 100) for value in chains]
             + [percent(run.last(name)) for name in accuracy_names(run, phase, tasks)]
+            + [percent(run.last(result_name(phase, f"macro_acc1_{task}"))) for task in tasks[:1]]
         )
     columns = ["phase", BUILT_IN["loss_unweighted"].heading, *(f"{BUILT_IN[name].label} %" for name in CHAINS)]
-    columns += [f"{task_name(task)} %" for task in tasks]
+    columns += [f"{task_name(task)} %" for task in tasks] + [f"{task_name(t)}, mean of classes %" for t in tasks[:1]]
     measured = table(columns, [row for row in rows if any(value is not None for value in row[1:])])
     return measured + simple_baselines(run, tasks) if measured else ""
 

@@ -1,9 +1,9 @@
-"""`train.tune = auto:N`: the untouched trunk, with heads that are fitted to its features, is one more candidate for the
-best checkpoint, before the last blocks train.
+"""`train.tune = auto:N`, or `head` with `train.fit_heads`: the untouched trunk, with heads that are fitted to its
+features, is one more candidate for the best checkpoint, before anything trains.
 
 They are measured as fitted to the training rows. The checkpoint of step 0 then holds those that are fitted to the rows
 of validation too, where classes are small (`train.fit_rows`), and logits of every row by heads that were fitted to
-other folds lie beside it. The blocks train from heads as they are drawn, as with `last:N` (docs/decisions/training.md).
+other folds lie beside it. Training begins as without: `first_heads.py` and docs/decisions/training.md say where.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from linnaeus_jax.run.baselines import feature_vectors
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.epoch_end import EpochEnd
 from linnaeus_jax.run.experiment import Experiment
-from linnaeus_jax.run.first_heads import MOST_FEATURES, fittable, with_heads
+from linnaeus_jax.run.first_heads import MOST_FEATURES, fittable, with_fitted_heads, with_heads
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.resume import Restored, save
 from linnaeus_jax.step.placement import fetch
@@ -43,22 +43,27 @@ FEW_ROWS, MOST_VALUES = 20, 1 << 28
 
 
 class _Rows(NamedTuple):
-    """Labels int64 [N, T] (-1: none) and rows [N] of a split, features [M, D] of their views, and of which of the rows
-    each view is, the unaugmented ones first."""
+    """Rows that heads are fitted to.
+
+    Attributes:
+      x: features of their views, [M, D].
+      place: of which of the rows each view is, [M], the unaugmented ones first.
+      label: int64 [N, T], -1 where there is none.
+      row: of the labels file, [N].
+      trains: which are for training, bool [N]; the others are for validation.
+    """
 
     x: NDArray[np.float32]
+    place: NDArray[np.int64]
     label: NDArray[np.int64]
     row: NDArray[np.int64]
-    place: NDArray[np.int64]
-
-    def joined(self, other: _Rows) -> _Rows:
-        pairs = zip(self, other._replace(place=other.place + len(self.row)), strict=True)
-        return _Rows(*(np.concatenate(pair) for pair in pairs))
+    trains: NDArray[np.bool_]
 
 
 def chooses(experiment: Experiment) -> bool:
     """Whether the run measures its frozen trunk."""
-    return experiment.config.train.tune.startswith("auto:")
+    train = experiment.config.train
+    return train.tune.startswith("auto:") or (train.tune == "head" and train.fit_heads)
 
 
 def after_frozen_trunk(
@@ -70,7 +75,8 @@ def after_frozen_trunk(
     if restored.step is None:
         measure_frozen_trunk(experiment, host, checkpoints, epoch_end, restored.state)
         return restored
-    return restored._replace(state=drawn_heads(experiment, restored.state))
+    begun = with_fitted_heads(experiment, drawn_heads(experiment, restored.state))
+    return restored._replace(state=begun)
 
 
 def measure_frozen_trunk(
@@ -79,29 +85,25 @@ def measure_frozen_trunk(
     """Measures, ranks and saves step 0; says why where that is not possible."""
     started, dataset = time.perf_counter(), experiment.inputs.dataset
     if why := _obstacle(experiment, state):
-        log.warning("train.tune = %s trains as last:N does: %s", experiment.config.train.tune, why)
+        level = logging.INFO if experiment.config.train.tune == "head" else logging.WARNING
+        log.log(level, "the frozen trunk with fitted heads is no candidate: %s", why)
         return
-    train, val = _features(experiment, state)
-    heads = fittable(experiment)
-    fits = fit_ranks(train.x, train.label, heads, train.place)
-    frozen, fitted = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
+    rows, heads = _features(experiment, state), fittable(experiment)
+    fits = fit_ranks(rows.x, rows.label, heads, rows.place, rows.trains)
+    frozen, fitted = with_heads(experiment, state, {task: fit.of_some for task, fit in fits.items()})
     if set(fitted) != set(heads):
         log.warning(
-            "train.tune = %s trains as last:N does: the heads of %s cannot be fitted to these features",
-            experiment.config.train.tune,
+            "the frozen trunk with fitted heads is no candidate: the heads of %s cannot be fitted to these features",
             ", ".join(task_name(task) for task in heads if task not in fitted),
         )
         return
     values = epoch_end.evaluate(frozen, (MAIN,))[MAIN.name]
     host.tracker.update(MAIN.name, values, 0, 0, samples=len(dataset.val))
-    of_all = fits_all(experiment.config.train.fit_rows, dataset)
-    if of_all:
-        both = train.joined(val)
-        fits = fit_ranks(both.x, both.label, heads, both.place)
+    if not rows.trains.all():
         frozen, _ = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
-        _write_out_of_fold(experiment.directory, both, len(train.row), fits)
+        _write_out_of_fold(experiment.directory, rows, fits)
     epoch_end.rank(0, 0)
-    if of_all:
+    if not rows.trains.all():
         _add_standard_error(host, len(dataset.val))
     save(experiment, checkpoints, host, frozen, at_end=False)
     epoch_end.write_start()
@@ -147,7 +149,7 @@ def say_what_is_kept(experiment: Experiment, host: HostState) -> None:
     measured = {step: one["metric"] for step, one in host.ranking.items() if one["metric"] is not None}
     if chooses(experiment) and measured:
         best = max(measured, key=lambda step: (measured[step], -step))
-        what = f"the blocks that were tuned, after {best:,} updates" if best else "the frozen trunk with fitted heads"
+        what = f"what was trained, after {best:,} updates" if best else "the frozen trunk with fitted heads"
         log.info("train.tune = %s: best by %s: %s", experiment.config.train.tune, host.ranking_metric, what)
 
 
@@ -173,20 +175,23 @@ def _obstacle(experiment: Experiment, state: TrainState) -> str:
     return ""
 
 
-def _features(experiment: Experiment, state: TrainState) -> tuple[_Rows, _Rows]:
+def _features(experiment: Experiment, state: TrainState) -> _Rows:
+    """Of the training rows, and of those for validation where these are fitted to, too."""
     dataset, stored, vectors = experiment.inputs.dataset, experiment.inputs.stored, feature_vectors(experiment, state)
     assert vectors is not None
-    found = []
-    for split in (dataset.train, dataset.val):
+    found, before = [], 0
+    of_all = fits_all(experiment.config.train.fit_rows, dataset)
+    for split in (dataset.train, dataset.val) if of_all else (dataset.train,):
         x, read = vectors(split, split.rows)
         rows, parts = split.rows[read], [x[read]]
         for view in range(1, _views(getattr(stored[split.name], "views", 1), x[read], fittable(experiment))):
             parts.append(vectors(split, rows, view)[0])
         label = split.labels[read].astype(np.int64)
         label = np.where(label == 0, -1, label) if dataset.null_possible else label
-        place = np.tile(np.arange(len(rows)), len(parts))
-        found.append(_Rows(np.concatenate(parts), label, rows.astype(np.int64), place))
-    return found[0], found[1]
+        place = before + np.tile(np.arange(len(rows)), len(parts))
+        found.append(_Rows(np.concatenate(parts), place, label, rows, np.full(len(rows), split is dataset.train)))
+        before += len(rows)
+    return _Rows(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
 def _views(stored: int, x_ND: NDArray[np.float32], heads: Mapping[str, int]) -> int:
@@ -200,15 +205,14 @@ def _views(stored: int, x_ND: NDArray[np.float32], heads: Mapping[str, int]) -> 
     return next(allowed, 1)
 
 
-def _write_out_of_fold(directory: RunDirectory, both: _Rows, training: int, fits: dict[str, RankFit]) -> None:
-    logits = {f"logits/{task}": fit.logits for task, fit in fits.items()}
-    validates = np.arange(len(both.row)) >= training
+def _write_out_of_fold(directory: RunDirectory, rows: _Rows, fits: Mapping[str, RankFit]) -> None:
+    logits: dict[str, Any] = {f"logits/{task}": fit.logits for task, fit in fits.items()}
     with (
         directory.writing(directory.out_of_fold),
         replaced_file(directory.out_of_fold) as path,
         path.open("wb") as file,
     ):
-        np.savez(file, row=both.row, validates=validates, **logits)
+        np.savez(file, row=rows.row, validates=~rows.trains, **logits)
 
 
 def out_of_fold(directory: RunDirectory, dataset: Dataset) -> tuple[Split, dict[str, NDArray[np.float32]]] | None:

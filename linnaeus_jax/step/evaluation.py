@@ -286,6 +286,10 @@ class Evaluator:
 
     def _metrics(self, sums: Mapping[str, np.ndarray], scores: np.ndarray) -> dict[str, float]:
         values = summarise(sums, self.program.tasks, self.program.extras, scores)
+        for task in self.program.tasks:
+            total, right = sums[f"classes/{task}"][int(self.program.null_possible) :].T
+            if (seen := total > 0).any():
+                values[f"macro_acc1_{task}"] = 100 * float((right[seen] / total[seen]).mean())
         if "loss_unweighted" not in values:
             return values
         if CLASS_WEIGHTED not in sums:

@@ -75,6 +75,25 @@ def test_a_row_counts_the_same_however_many_views_it_has():
         assert (once[rank].logits.argmax(axis=1) == thrice[rank].logits.argmax(axis=1)).mean() > 0.97
 
 
+@pytest.mark.parametrize("strengths", [(0.3,), ()])
+def test_some_rows_are_fitted_to_as_if_there_were_no_others(strengths, monkeypatch):
+    """By either kind; the scale of the logits is that of all rows."""
+    monkeypatch.setattr(regression, "STRENGTHS", strengths)
+    monkeypatch.setattr(regression, "ITERATIONS", 60)
+    x, label, _ = drawn(240, apart=0.8)
+    some = np.arange(240) < 160
+    both, alone = fit_ranks(x, label, RANKS, None, some), fit_ranks(x[some], label[some], RANKS)
+    assert any("regression" in fit.kind for fit in both.values()) == bool(strengths)
+    for rank in RANKS:
+        if both[rank].kind != alone[rank].kind:
+            continue
+        ours, theirs = (x @ kernel + bias for kernel, bias in (both[rank].of_some, alone[rank].of_some))
+        assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > (0.995 if strengths else 0.9999)
+        assert not np.allclose(both[rank].of_some[0], both[rank].affine[0], rtol=1e-3)
+        same = np.corrcoef(alone[rank].of_some[0].ravel(), alone[rank].affine[0].ravel())[0, 1]
+        assert same == pytest.approx(1, abs=1e-6)
+
+
 def test_maps_are_of_raw_features_and_logits_of_rows_that_were_not_fitted_to():
     x, label, fine = drawn()
     fits = fit_ranks(x, label, RANKS)

@@ -40,8 +40,8 @@ def test_rows_of_validation_are_fitted_to_where_classes_are_small(fit_rows, coun
 
 def split_of(table, *rows):
     n = len(rows)
-    others = (np.arange(n), np.zeros((n, 0), bool), np.zeros((n, 0), np.int32))
-    return Split("", table, np.array(rows), "", *others, 2, None)
+    subsets = np.zeros((n, 0), bool), np.zeros((n, 0), np.int32)
+    return Split("", table, np.array(rows), "", np.arange(n, dtype=np.int32), *subsets, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_logits_out_of_folds_are_found_by_row_and_damage_is_seen(tmp_path, files
     dataset: Any = SimpleNamespace(train=split_of(table, 5, 4), val=split_of(other, 9, 7, 3))
     assert frozen_trunk.out_of_fold(directory, dataset) is None
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
-    fit = RankFit((values, values[0]), values, "any", 0.5)
-    row = np.array([4, 5, 3, 9])
-    stored = frozen_trunk._Rows(values, np.zeros((4, 1), np.int64), row, np.arange(4))
-    frozen_trunk._write_out_of_fold(directory, stored, 2, {"species": fit})
+    fit = RankFit((values, values[0]), values, "any", 0.5, (values, values[0]))
+    row, trains = np.array([4, 5, 3, 9]), np.array([True, True, False, False])
+    stored = frozen_trunk._Rows(values, np.arange(4), np.zeros((4, 1), np.int64), row, trains)
+    frozen_trunk._write_out_of_fold(directory, stored, {"species": fit})
     found = frozen_trunk.out_of_fold(directory, dataset)
     assert found is not None
     assert found[0].rows.tolist() == rows

@@ -252,6 +252,8 @@ def test_counts_of_classes_are_kept_of_one_phase(spied, captured) -> None:
         assert total == np.bincount(rows.label[:, t], minlength=len(total)).tolist()
         hit = rows.label[:, t] == rows.predicted[:, t]
         assert right == np.bincount(rows.label[hit, t], minlength=len(total)).tolist()
+        of_classes = [r / n for r, n, label in zip(right, total, range(len(total)), strict=True) if n and label]
+        assert captured.metrics["val"][f"macro_acc1_{task}"] == pytest.approx(100 * np.mean(of_classes))
         others = (found[task] for phase, found in captured.curves.items() if phase != "val")
         assert not any("class_counts" in found for found in others)
 

@@ -47,11 +47,12 @@ TRAIN = dict(
     ),
     fit_heads=key(
         True,
-        "tune head: linear heads begin at the linear discriminants of the stored features; False: as they are drawn",
+        "tune head: linear heads begin at the linear discriminants of the stored features, and fitted heads are a "
+        "candidate as with auto:N; False: heads begin as they are drawn",
     ),
     fit_rows=key(
         "auto",
-        "tune auto:N: rows that the heads of step 0 are fitted to, once measured as fitted to those of "
+        "tune auto:N and head: rows that the heads of step 0 are fitted to, once measured as fitted to those of "
         "training: train; all, those of validation too; or auto, all where a class of the finest rank has "
         "fewer than 20 training rows",
         choices=("auto", "train", "all"),
