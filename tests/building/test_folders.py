@@ -436,6 +436,23 @@ def test_every_picture_is_one_row(tmp_path_factory, files):
     assert frame["picture"].to_list() == pictures
 
 
+@pytest.mark.parametrize(
+    ("paths", "options", "rank"),
+    [
+        (["Aves/Corvidae/Pica pica", "Plantae/Iridaceae/Iris sp."], {}, "genus"),
+        (["Corvidae/Pica/Pica pica", "Iridaceae/Iris/Iris sp."], {}, ""),
+        (["Aves/Corvidae/Pica pica", "Plantae/Iridaceae/Iris sp."], {"ranks": ["class", "family", "species"]}, ""),
+        (["Corvidae/Pica pica", "Iridaceae/Iris sibirica", "Lilium/Lilium martagon"], {}, "genus"),
+        (["Corvidae/Pica pica", "Iris/Iris sibirica", "Lilium/Lilium martagon"], {}, ""),
+        (["Corvidae", "Iridaceae"], {}, "species"),
+    ],
+)
+def test_folders_that_are_named_like_families_and_stand_as_another_rank_are_said(tmp_path, paths, options, rank):
+    tree(tmp_path, *(f"{path}/a.jpg" for path in paths))
+    said = " ".join(folders.read(tmp_path, **options).warnings)
+    assert (f"Corvidae, Iridaceae look like families, but stand as {rank}," in said) == bool(rank), said
+
+
 def test_thumbnails_of_a_disk_are_no_classes(tmp_path):
     names = ("Parus major/1.jpg", "Parus ater/2.jpg")
     thumbnails = ("Parus major/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "#recycle/Parus niger/3.jpg", ".Trashes/501/4.jpg")

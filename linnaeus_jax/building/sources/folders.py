@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,8 +235,21 @@ def find_layout(
     classes = {folder: tuple(names[at] for at in places if at < len(names)) for folder, names in parts.items()}
     classes, notes = _at_their_depth(classes, levels)
     if not given and not innermost:
-        notes += _rare_depth(parts, pictures)
+        notes += [*_rare_depth(parts, pictures), *_families_elsewhere(classes, levels)]
     return Layout(of_folders, bool(given or innermost), levels, places, classes, split, (*warnings, *notes))
+
+
+def _families_elsewhere(classes: Mapping[str, Sequence[str]], levels: Sequence[str]) -> Iterator[str]:
+    """A warning where most folders of a level end as families do, and the level stands as another rank."""
+    for place, level in enumerate(levels):
+        names = sorted({names[place] for names in classes.values() if len(names) > place})
+        families = [name for name in names if re.fullmatch(r"[A-Z][a-z]+(idae|aceae)", name)]
+        if 2 * len(families) > len(names) and rank_name(level) != "family":
+            shown = ", ".join(printable(name) for name in families[:3])
+            yield (
+                f"folders such as {shown} look like families, but stand as {rank_name(level)}, since nothing says what "
+                "the folders are: give --folder-ranks, from the outermost, e.g. class,family,species"
+            )
 
 
 def _at_their_depth(
