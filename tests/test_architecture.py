@@ -9,6 +9,7 @@ import json
 import os
 import re
 import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from linnaeus_jax import registry
 from linnaeus_jax.config import get_config, load_config
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.saved import flatten
+from tests.source import is_named, nodes_of, tree_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "linnaeus_jax"
@@ -78,7 +80,7 @@ LONG_FILES: dict[str, str] = {}
 def imports_of(path: Path) -> set[str]:
     """Files of this package, relative to it, that a module imports at any depth."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports from linnaeus_jax in full"
@@ -100,11 +102,6 @@ def subpackage_of(file: str) -> str:
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 @functools.cache
@@ -191,14 +188,14 @@ READING = {"**One update**": (14, 1_900), "**The end of an epoch, and going on**
 LONGEST_READ = 60
 
 
-def lines_with_code(source: str) -> int:
+def lines_with_code(path: Path) -> int:
     """Lines that hold code: no docstring, comment or blank line."""
     texts: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             texts |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in layout]
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(path.read_text()).readline) if t.type not in layout]
     return len({number for t in tokens for number in range(t.start[0], t.end[0] + 1)} - texts)
 
 
@@ -207,13 +204,13 @@ def test_the_reading_order_is_short_and_so_are_its_functions():
     files: list[str] = []
     for part, (most_files, most_lines) in READING.items():
         files += re.findall(r"`(\w+/\w+\.py)`", order.split(f"{part}")[1].split("**")[0])
-        lines = sum(lines_with_code((PACKAGE / file).read_text()) for file in files)
+        lines = sum(lines_with_code(PACKAGE / file) for file in files)
         assert len(files) <= most_files, part
         assert lines <= most_lines, part
     long = {
         node.name: (node.end_lineno or 0) - node.lineno + 1
         for file in files
-        for node in ast.walk(ast.parse((PACKAGE / file).read_text()))
+        for node in nodes_of(PACKAGE / file)
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LONGEST_READ
     }
     assert set(long) == {"train"}, long
@@ -232,7 +229,7 @@ def test_build_md_has_every_door_with_its_example():
 
 def test_a_package_lists_what_it_offers_and_a_module_names_its_logger_once():
     for path in PACKAGE.rglob("*.py"):
-        body = ast.parse(path.read_text()).body
+        body = tree_of(path).body
         targets = [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
         loggers = [name for name in targets if name in ("log", "logger")]
         assert len(loggers) <= 1, f"{path} names {loggers}"
@@ -273,25 +270,24 @@ def test_files_over_500_lines_are_named_with_their_reason():
 
 def code_lines(path: Path) -> list[tuple[int, str]]:
     """(number, text) of the lines of code, without blank lines, comments, docstrings and imports."""
-    source = path.read_text()
     left_out: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(path):
         is_text = (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         )
         if isinstance(node, ast.stmt) and (is_text or isinstance(node, ast.Import | ast.ImportFrom)):
             left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1) if number not in left_out)
-    return [(number, line) for number, line in lines if line and not line.startswith("#")]
+    lines = enumerate(map(str.strip, path.read_text().splitlines()), 1)
+    return [(number, line) for number, line in lines if number not in left_out and line and not line.startswith("#")]
 
 
 def test_no_block_of_more_than_8_lines_stands_twice():
     first: dict[tuple[str, ...], str] = {}
     for path in modules():
-        lines = code_lines(path)
+        lines, name = code_lines(path), path.relative_to(PACKAGE)
         for start in range(len(lines) - 8):
             block = tuple(line for _, line in lines[start : start + 9])
-            place = f"{path.relative_to(PACKAGE)}:{lines[start][0]}"
+            place = f"{name}:{lines[start][0]}"
             assert first.setdefault(block, place) == place, f"{place} repeats {first[block]}"
 
 
@@ -299,7 +295,7 @@ def test_device_reads_go_through_fetch():
     """`jax.device_get` and friends in the step and the run only where the counted fetch is defined."""
     allowed = {("placement.py", "device_get"), ("placement.py", "block_until_ready")}
     for path in [*(PACKAGE / "step").glob("*.py"), *(PACKAGE / "run").glob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and node.attr in ("device_get", "item", "block_until_ready"):
                 assert (path.name, node.attr) in allowed, f"{path.name}:{node.lineno} reads the device by {node.attr}"
 
@@ -350,7 +346,7 @@ TREE_OUTSIDE_OF_CONFIG = {
 
 def test_the_tree_of_the_configuration_is_known_where_it_is_made():
     def imports_it(path: Path) -> bool:
-        imports = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+        imports = [node for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
         return any((node.module or "").startswith("ml_collections") for node in imports)
 
     known = {str(path.relative_to(PACKAGE)) for path in modules() if imports_it(path)}
@@ -374,10 +370,10 @@ OF_PYTHON = {"os._exit", "sys._current_frames", "pickle._Unpickler"}
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
 
 
-def private_parts(tree: ast.Module) -> list[str]:
+def private_parts(nodes: Iterable[ast.AST]) -> list[str]:
     """Uses of what a library does not promise to keep: `line: what`."""
-    own, modules = set(), set()
-    for node in ast.walk(tree):
+    own, modules, nodes = set(), set(), tuple(nodes)
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -386,15 +382,17 @@ def private_parts(tree: ast.Module) -> list[str]:
         elif isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name for alias in node.names}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         used = ""
         if isinstance(node, ast.Attribute):
             doubtful = node.attr.startswith("_") or node.attr in PRIVATE_ATTRIBUTES or node.attr in MEMBERS
             text = ast.unparse(node) if doubtful else ""
             private = node.attr.startswith("_") and not node.attr.endswith("__")
-            of_self = ast.unparse(node.value) in ("self", "cls", "super()")
-            allowed = of_self or node.attr in own or node.attr in OF_NAMED_TUPLES or text in OF_PYTHON or "._Z" in text
-            if (private and not allowed) or node.attr in PRIVATE_ATTRIBUTES or text.startswith(PRIVATE_MODULES):
+            if private:
+                of_self = ast.unparse(node.value) in ("self", "cls", "super()")
+                of_named_tuple = node.attr in OF_NAMED_TUPLES
+                private = not (of_self or node.attr in own or of_named_tuple or text in OF_PYTHON or "._Z" in text)
+            if private or node.attr in PRIVATE_ATTRIBUTES or text.startswith(PRIVATE_MODULES):
                 used = text
         elif isinstance(node, ast.Import | ast.ImportFrom):
             start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -411,7 +409,7 @@ def test_private_parts_of_libraries_are_used_in_compat_alone():
     found = {
         str(path.relative_to(PACKAGE)): parts
         for path in modules()
-        if "compat" not in path.parts and (parts := private_parts(tree_of(path)))
+        if "compat" not in path.parts and (parts := private_parts(nodes_of(path)))
     }
     assert not found, "use them through a function of linnaeus_jax/compat, which says what happens without them"
 
@@ -431,7 +429,7 @@ def test_private_parts_of_libraries_are_used_in_compat_alone():
     ],
 )
 def test_private_parts_are_seen(source):
-    assert private_parts(ast.parse(source))
+    assert private_parts(ast.walk(ast.parse(source)))
 
 
 def test_kinds_of_devices_are_told_apart_in_backend_alone():
@@ -440,10 +438,10 @@ def test_kinds_of_devices_are_told_apart_in_backend_alone():
     asking |= {"lax.platform_dependent", "jax.lax.platform_dependent"}
     telling = {"backend.py", "debugging/flag_texts.py", "models/transformer.py"}
     found = {
-        f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"  # type: ignore[attr-defined]
         for path in modules()
         if str(path.relative_to(PACKAGE)) not in telling
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in asking
+        for node in nodes_of(path)
+        if is_named(node, asking)
     }
     assert not found

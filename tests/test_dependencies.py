@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests.source import nodes_of
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,12 +62,13 @@ BASE = names_of(PROJECT["dependencies"])
 EXTRAS = {extra: names_of(texts) for extra, texts in PROJECT["optional-dependencies"].items()}
 
 
+@functools.cache
 def imported(*trees: str) -> dict[str, set[str]]:
     """Distribution -> files that import one of its modules, or ask after it by a constant name."""
     distributions = metadata.packages_distributions()
     found: dict[str, set[str]] = {}
     for path in (path for tree in trees for path in sorted((ROOT / tree).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             modules: list[str] = []
             if isinstance(node, ast.Import):
                 modules = [alias.name for alias in node.names]
@@ -94,7 +98,7 @@ def test_what_is_declared_is_used() -> None:
     for extra in ("profile", "serve", "hub", "heic", "weights", "gpu-program"):
         assert package >= EXTRAS[extra], extra
     assert {*imported("tests"), *PROGRAMS} >= EXTRAS["dev"]
-    assert {*imported("tests", "benchmarks")} >= EXTRAS["bench"]
+    assert {*imported("tests"), *imported("benchmarks")} >= EXTRAS["bench"]
 
 
 #: hides every module that the dependencies alone do not bring

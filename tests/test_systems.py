@@ -27,6 +27,7 @@ from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.h5_direct import FileBytes
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.tools.predict import png_of
+from tests.source import is_named, nodes_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE, OTHER_SYSTEM = ROOT / "linnaeus_jax", ROOT / "tests" / "other_system"
@@ -57,8 +58,8 @@ if __name__ == "__main__":
 def nodes() -> Iterator[tuple[str, ast.AST]]:
     """File of the package, and a node of its syntax tree."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            yield path.relative_to(PACKAGE).as_posix(), node
+        name = path.relative_to(PACKAGE).as_posix()
+        yield from ((name, node) for node in nodes_of(path))
 
 
 def taken_away(name: str) -> Any:
@@ -75,7 +76,7 @@ def test_what_a_system_lacks_is_named_in_one_file():
     for path, node in nodes():
         imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        if modules & set(imported) or (isinstance(node, ast.Attribute) and ast.unparse(node) in names):
+        if modules & set(imported) or is_named(node, names):
             found.add(path)
     assert found == set(DOES_WITHOUT)
 

@@ -7,13 +7,13 @@ step but `Site.ran`, which two configurations of the table use.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import itertools
 import json
 import logging
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,10 +69,11 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.triggers import due_at_epoch_end, firing_epochs
-from linnaeus_jax.step import probes, process
+from linnaeus_jax.step import probes, process, train_step
 from linnaeus_jax.step import program as step_program
 from linnaeus_jax.step.objective import Objective
 from linnaeus_jax.step.process import set_up_jax
+from linnaeus_jax.step.train_step import GradSums
 from linnaeus_jax.weights.exporting import torch_state
 from linnaeus_jax.weights.files import StateFile
 from tests.conftest import use_one_device
@@ -103,6 +104,8 @@ class Home:
         labels, images = write_tiny_data(root / "data")
         # of what makes programs long, only what a row asks for
         self.config = tiny_config(root / "data", aug__hflip_prob=0.0, model__depthwise_impl="lax")
+        self._pickled = pickle.dumps(self.config)
+        self._sums: GradSums | None = None
         write_tiny_data(root / "other", rows=60, seed=1)
         write_tiny_data(root / "plain")
         given, _ = write_tiny_data(root / "given", rows=60, seed=1)
@@ -122,6 +125,22 @@ class Home:
 
     def site(self, settings: Mapping[str, Any]) -> Site:
         return Site(self, settings)
+
+    def new_config(self) -> Any:
+        """A copy of the configuration; ConfigDict's own takes ten times as long."""
+        return pickle.loads(self._pickled)
+
+    def grad_sums(self, objective: Objective, params: Any, *args: Any, **options: Any) -> GradSums:
+        """The gradient of the first update that asked for one; for all whose keys are about what becomes of it, and
+        that of GradNorm anew."""
+        if options["measure"] is not None:
+            return _grad_sums(objective, params, *args, **options)
+        if self._sums is None:
+            self._sums = _grad_sums(objective, params, *args, **options)
+        trained = jax.tree.map(
+            lambda part, grad: None if part is None else grad, params, self._sums.grads, is_leaf=lambda x: x is None
+        )
+        return self._sums.replace(grads=trained)
 
     def folder(self) -> Path:
         """A new folder."""
@@ -190,7 +209,7 @@ def rounded(values: Any, digits: int = 5) -> Any:
     return np.round(np.asarray(values, np.float64), digits).tolist()
 
 
-_stats = Objective._stats
+_stats, _grad_sums = Objective._stats, train_step.grad_sums
 
 
 def unmeasured(*args: Any) -> Any:
@@ -224,11 +243,16 @@ class Site:
         self.output_dir = home.folder()
         self._trained: dict[tuple[int, int], Any] = {}
         self.weight_files: list[str] = []
-        self.config = copy.deepcopy(home.config)
+        self.config = home.new_config()
         for key, value in settings.items():
             for node, entry in ENTRIES.items():
                 key = key.replace(f"{node}.*.", f"{node}.{entry}.")
             assign(self.config, tuple(key.split(".")), home.text(value))
+
+    @functools.cached_property
+    def typed_config(self) -> Any:
+        """The configuration as the program reads it."""
+        return typed(self.config)
 
     def outcome(self, what: Callable[[Site], Any]) -> Any:
         """What `what` says of this site, or the error that it raises."""
@@ -243,7 +267,7 @@ class Site:
     def resolved(self) -> Any:
         accumulation = max(1, self.config.train.accumulation_steps)
         return resolve_all_schedule_params(
-            typed(self.config),
+            self.typed_config,
             steps_per_epoch=UPDATES,
             dataset_size=UPDATES * 16,
             micro_batches_per_epoch=UPDATES * accumulation,
@@ -273,7 +297,7 @@ class Site:
 
     @functools.cached_property
     def inputs(self) -> Any:
-        return run_inputs.build_inputs(typed(self.config), devices=1, output_dir=self.output_dir)
+        return run_inputs.build_inputs(self.typed_config, devices=1, output_dir=self.output_dir)
 
     def plan(self) -> Any:
         return self.inputs.plans.plan(0)
@@ -312,7 +336,7 @@ class Site:
                 return super().map(function, starts)
 
         with mock.patch("linnaeus_jax.data.verify_images.ThreadPoolExecutor", Pool):
-            run_inputs.build_inputs(typed(self.config), devices=1, output_dir=self.output_dir)
+            run_inputs.build_inputs(self.typed_config, devices=1, output_dir=self.output_dir)
         return found
 
     def report(self, name: str) -> dict[str, Any]:
@@ -324,12 +348,12 @@ class Site:
 
     @functools.cached_property
     def model(self) -> Any:
-        return step_program.model_from_config(typed(self.config), self.dataset)
+        return step_program.model_from_config(self.typed_config, self.dataset)
 
     @functools.cached_property
     def program(self) -> Any:
-        block = SamplerSettings.from_config(typed(self.config)).block
-        return step_program.build_program(typed(self.config), self.dataset, self.resolved, block)
+        block = SamplerSettings.from_config(self.typed_config).block
+        return step_program.build_program(self.typed_config, self.dataset, self.resolved, block)
 
     @functools.cached_property
     def variables(self) -> Any:
@@ -347,7 +371,7 @@ class Site:
             return StateFile(Path(path), "", dict(arrays))
 
         with mock.patch("linnaeus_jax.weights.importing.read_state", read):
-            return read_initial_weights(typed(self.config), self.model, self.dataset)
+            return read_initial_weights(self.typed_config, self.model, self.dataset)
 
     def read_weights(self) -> list[str]:
         """Paths of the files that were opened for it."""
@@ -360,9 +384,9 @@ class Site:
         """The program with `Small` in place of the network."""
         given = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(ModelFamily)}
         small = Small(**given)
-        block = SamplerSettings.from_config(typed(self.config)).block
+        block = SamplerSettings.from_config(self.typed_config).block
         with mock.patch.object(step_program, "model_from_config", return_value=small):
-            return step_program.build_program(typed(self.config), self.dataset, self.resolved, block)
+            return step_program.build_program(self.typed_config, self.dataset, self.resolved, block)
 
     @functools.cached_property
     def batch(self) -> dict[str, jax.Array]:
@@ -379,7 +403,10 @@ class Site:
             if self.config.train.clip_mode == "adaptive":  # whose operations no other configuration has
                 step = jax.jit(step)
             for _ in range(updates):
-                with mock.patch.object(Objective, "_stats", unmeasured):
+                with (
+                    mock.patch.object(Objective, "_stats", unmeasured),
+                    mock.patch.object(train_step, "grad_sums", self.home.grad_sums),
+                ):
                     state, outputs = step(state, self.batch)
             self._trained[start, updates] = state, outputs
         return self._trained[start, updates]
@@ -522,19 +549,19 @@ class Site:
         return bool(seen.called)
 
     def criterion(self, split: str = "train") -> Any:
-        return step_program.build_criteria(typed(self.config), self.dataset, split)["taxa_L10"]
+        return step_program.build_criteria(self.typed_config, self.dataset, split)["taxa_L10"]
 
     def smoothing(self) -> np.ndarray:
         return self.criterion().smoothing.dense_matrix()
 
     def class_weights(self, split: str = "train") -> Any:
-        found = step_program.build_class_weights(typed(self.config), self.dataset, split)
+        found = step_program.build_class_weights(self.typed_config, self.dataset, split)
         return None if found is None else found["taxa_L10"]
 
     @functools.cached_property
     def optimizer(self) -> Any:
         return build_optimizer(
-            typed(self.config).optimizer,
+            self.typed_config.optimizer,
             TOY,
             layer_index=lambda name: int(name.startswith("head")),
             stage_of=MFormerV1.stage_of,
@@ -614,7 +641,7 @@ class Site:
             mock.patch.object(jax.config, "update") as update,
             mock.patch.object(process, "keep_freed_memory") as keep,
         ):
-            set_up_jax(typed(self.config))
+            set_up_jax(self.typed_config)
             settings = {call.args[0]: call.args[1] for call in update.call_args_list}
             return {**settings, "flags": os.environ["XLA_FLAGS"], "freed": keep.called}
 
@@ -633,15 +660,15 @@ class Site:
 
     @property
     def root(self) -> str:
-        return str(default_workdir(typed(self.config)))
+        return str(default_workdir(self.typed_config))
 
     def stored_file(self) -> str:
-        return str(stored_path(typed(self.config), RunDirectory(self.output_dir), "val", "0123456789abcdef"))
+        return str(stored_path(self.typed_config, RunDirectory(self.output_dir), "val", "0123456789abcdef"))
 
     @property
     def copies(self) -> Any:
         """The copies of the run directory; None: none."""
-        sync = RemoteSync.from_config(typed(self.config), RunDirectory(self.output_dir))
+        sync = RemoteSync.from_config(self.typed_config, RunDirectory(self.output_dir))
         if sync is not None:
             with mock.patch.object(sync, "_copy"):
                 sync.close()
@@ -653,7 +680,7 @@ class Site:
         module = "linnaeus_jax.reporting.sinks.TensorBoardSink"
         with fake_wandb() as init, mock.patch(module, return_value=board):
             log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
-            found = open_sinks(log, typed(self.config).experiment, config={}, facts={}, run_id="id")
+            found = open_sinks(log, self.typed_config.experiment, config={}, facts={}, run_id="id")
             names = [sink.name for sink in found.optional]
             found.close()
         return names, init.call_args
@@ -710,7 +737,7 @@ class Site:
     @functools.cached_property
     def session(self) -> DebugSession:
         return DebugSession(
-            typed(self.config), RunDirectory(self.output_dir), self.config.data.task_keys_h5, is_coordinator=True
+            self.typed_config, RunDirectory(self.output_dir), self.config.data.task_keys_h5, is_coordinator=True
         )
 
     def said(self) -> str:

@@ -33,6 +33,7 @@ from linnaeus_jax.run.interruption import Interruption
 from linnaeus_jax.run.resume import refusal
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.step.placement import Placement
+from tests.conftest import use_one_device
 from tests.metrics.plugins import forget_plugins
 from tests.step import toy
 from tests.tiny import tiny_config
@@ -57,6 +58,7 @@ TOY = {"model__type": "toy", "debug__jsonl__enabled": False}
 def toy_model():
     with pytest.MonkeyPatch.context() as patch:
         toy.register(patch)
+        use_one_device(patch)
         yield
 
 
@@ -389,7 +391,7 @@ def test_a_metric_may_be_added(interrupted, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_number_of_devices_may_change(interrupted, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:1]))
+    monkeypatch.setattr(experiment, "Placement", lambda **_: Placement(jax.devices()[:2]))
     assert resumed(interrupted, tmp_path / "run").global_step == 9
 
 

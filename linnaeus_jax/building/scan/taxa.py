@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,6 +96,8 @@ def read_taxa(file: LabelFile, tasks: Sequence[str], findings: Findings) -> Taxa
 
 def _names(file: LabelFile, classes: dict[str, NDArray[np.int64]], findings: Findings) -> TaxonNames:
     """The names of the classes; of the ranks whose names cannot be read, none, with a finding."""
+    with contextlib.suppress(ValueError, OSError):  # opening the file takes longest; what is wrong is found below
+        return read_taxon_names([str(file.path)], classes)
     no_names = read_taxon_names([], classes)
     name, common_name = dict(no_names.name), dict(no_names.common_name)
     for task, ids in classes.items():
