@@ -4,7 +4,8 @@
 
 Each fault is put into a copy of the checkout, where the named tests then run until the first one fails. A fault that
 passes is listed at the end, and the exit status is 1 if more than `MAY_PASS` do. Takes about a quarter of a minute for
-each fault. A fault that has become the same program, or whose text has moved, is replaced by another.
+each fault. A fault that has become the same program is replaced by another; texts that have moved are listed before
+anything runs.
 """
 
 from __future__ import annotations
@@ -215,6 +216,21 @@ FAULTS = [
 ]  # fmt: skip
 
 
+def stale(table: Sequence[Fault]) -> list[str]:
+    """Why faults cannot be made: their text does not stand once in its file, or their tests are not there."""
+    problems = []
+    for fault in table:
+        path = ROOT / "linnaeus_jax" / fault.path
+        count = path.read_text(encoding="utf-8").count(fault.old) if path.exists() else 0
+        if count != 1:
+            problems.append(f"{fault.path}: {fault.old!r} stands {count} times, not once")
+        if fault.old == fault.new:
+            problems.append(f"{fault.path}: {fault.old!r} is replaced by itself")
+        missing = [name for name in fault.tests.split() if not (ROOT / name).exists()]
+        problems += [f"{fault.path}: {name} does not exist" for name in missing]
+    return problems
+
+
 def run_tests(tree: Path, tests: str) -> bool:
     """Whether the tests fail in that copy of the checkout."""
     names = [name for name in tests.split() if (tree / name).exists()]
@@ -236,6 +252,9 @@ def main(argv: Sequence[str]) -> int:
     rooms = sorted({fault.room for fault in FAULTS})
     parser.add_argument("rooms", nargs="*", choices=[*rooms, []], metavar="ROOM", help=f"of {', '.join(rooms)}")
     chosen = parser.parse_args(argv).rooms
+    if problems := stale(FAULTS):
+        print(*problems, sep="\n", file=sys.stderr)
+        return 1
     console, passed = Console(), list[Fault]()
     wanted = [fault for fault in FAULTS if not chosen or fault.room in chosen]
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
