@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             targets, counts = program.objective.build_targets(batch, state.step)
             weights = state.gradnorm.weights
             sums = grad_sums(program.objective, state.params, model_state, batch, targets, counts, weights, state.step)
-            return sums.measured.model_state
+            return sums.model_state
 
         def evaluated(name: str, model_state: Any) -> dict[str, Any]:
             val = inputs.dataset.val

@@ -195,7 +195,6 @@ def build(case: Case, labels: Path, changes: Mapping[str, Any], variant: str = "
         resolved,
         inputs.sampler.block,
         probes=debug.probes(),
-        make_recorder=debug.make_recorder,
     )
     return Built(program, placement, _batches(dataset, plans, case.img_size, placement), debug, variant)
 

@@ -109,8 +109,8 @@ def separate_gradients(built: Built, state: Any) -> Callable[[], object]:
         def loss(params: Any, batch: dict[str, jax.Array], step: jax.Array) -> tuple[jax.Array, Any]:
             targets, counts = objective.build_targets(batch, step)
             micro, target = jax.tree.map(lambda x: x[0], (batch, targets))
-            losses, measured = objective.task_losses(params, model_state, micro, target, counts, step, jnp.int32(0))
-            return losses[task], measured
+            losses, aux = objective.task_losses(params, model_state, micro, target, counts, step, jnp.int32(0))
+            return losses[task], aux
 
         placement = built.placement
         function = jax.jit(

@@ -62,10 +62,10 @@ FAULTS = [
         "step/train_step.py",
         "tests/step/test_objective.py tests/step/test_train_step.py",
         ("gradnorm=_select(finite, gradnorm_state, state.gradnorm)", "gradnorm=gradnorm_state"),
-        ("            self.labelled,\n", "            self.counts,\n"),
+        ("micro, targets, labelled, step, index", "micro, targets, counts, step, index"),
         ("jnp.isfinite(update.norm) & jnp.isfinite(loss)", "jnp.isfinite(update.norm)"),
         ("in_a_row = jnp.where(finite, 0,", "in_a_row = jnp.where(finite, state.skipped_in_a_row,"),
-        ("model_state=_select(finite, stats.model_state, state.model_state)", "model_state=state.model_state"),
+        ("model_state=_select(finite, sums.model_state, state.model_state)", "model_state=state.model_state"),
     ),
     *faults(
         "step/evaluation.py",

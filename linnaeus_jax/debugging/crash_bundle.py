@@ -34,7 +34,7 @@ class BundleError(UserError):
 
 
 def write(folder: Path, config: Mapping[str, Any], step: int, state: Any, batch: Mapping[str, Any]) -> Path:
-    """Writes the bundle of the update of `step`, which was skipped and left its parameters in `state`.
+    """Writes the bundle of the update of `step`, which was made or would be made from `state`.
 
     Every process takes part in saving the state; process 0 writes the rest, `bundle.json` last.
 
@@ -43,9 +43,8 @@ def write(folder: Path, config: Mapping[str, Any], step: int, state: Any, batch:
     """
     path = (folder / f"update_{step}").resolve()
     make_directory(path)
-    before = state.replace(step=state.step - 1, skipped=state.skipped - 1)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path / "state", before, force=True)
+        checkpointer.save(path / "state", state, force=True)
     np.savez(path / f"batch_{jax.process_index()}.npz", **batch)  # type: ignore[arg-type]
     if jax.process_index() == 0:
         write_digests(path, ("state", f"batch_{jax.process_index()}.npz"))
@@ -53,6 +52,11 @@ def write(folder: Path, config: Mapping[str, Any], step: int, state: Any, batch:
         about = {"update": step, "config": config, "versions": versions.versions()}
         write_json(path / "bundle.json", sealed(about))
     return path
+
+
+def before_skipped(state: Any) -> Any:
+    """The state from before an update that was skipped and gave `state`: its parameters are the same."""
+    return state.replace(step=state.step - 1, skipped=state.skipped - 1)
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], int]:

@@ -21,7 +21,7 @@ from flax import struct
 from linnaeus_jax.compat.flax_parts import declared_parameters, trace_levels, union_filters
 from linnaeus_jax.compat.jax_parts import trace_state
 from linnaeus_jax.debugging.frame_table import VARIABLE, Call, Path, pack, pack_gradients, stacks_of
-from linnaeus_jax.debugging.frames import Frames, by_rows, concatenate, extremes, measure, merge, over_axis
+from linnaeus_jax.debugging.frames import Frames, by_rows, extremes, measure
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.names import canonical_name
 
@@ -34,7 +34,7 @@ class CotangentTaps(struct.PyTreeNode):
     """An argument of a loss function whose "gradient" is what the gradient frames show; see `FrameRecorder`.
 
     Attributes:
-      values: zeros, float32 [2, n] (behind the axes of scans) for every input and output of every call.
+      values: zeros, float32 [3, n] (behind the axes of scans) for every input and output of every call.
       calls: what they belong to.
       stacks: layers of the scans around every module.
     """
@@ -42,11 +42,6 @@ class CotangentTaps(struct.PyTreeNode):
     values: Any
     calls: tuple[Call, ...] = struct.field(pytree_node=False)
     stacks: tuple[tuple[Path, tuple[int, ...]], ...] = struct.field(pytree_node=False)
-
-    def over_first_axis(self) -> CotangentTaps:
-        """Extremes over gradients that were measured together, e.g. those of several losses by `jax.vmap`."""
-
-        return self.replace(values=jax.tree.map(lambda tap: over_axis(tap, 0), self.values))
 
     def frames(self, param_grads: Mapping[str, Any]) -> Frames:
         """The gradient frames, if this is a gradient with respect to taps.
@@ -67,7 +62,7 @@ class _ModuleInterceptor:
 
     def __init__(self, gradients: bool | None = None) -> None:
         self.calls: dict[tuple[Path, int], Call] = {}
-        self._gradients = gradients
+        self.gradients = gradients
         self._declared: dict[Path, dict[str, None]] = {}  # own parameters in the order of their declaration
         self._depth = 0
         self._entered = 0
@@ -78,7 +73,7 @@ class _ModuleInterceptor:
         module, method = context.module, context.method_name
         self._entered += 1
         entered = self._entered
-        watching = self._gradients is not None and method == "__call__"
+        watching = self.gradients is not None and method == "__call__"
         watch = self._tap(module) if watching else _CotangentTap(None)
         args = tuple(watch(value, f"input[{i}]") for i, value in enumerate(args)) if watching else args
         self._depth += 1
@@ -89,7 +84,7 @@ class _ModuleInterceptor:
         if watching:
             labels = (label for label, _ in _values((), out))
             out = _map_output(lambda value: watch(value, next(labels)), out)
-            if self._gradients is False:
+            if self.gradients is False:
                 module.sow(GRADIENTS, VARIABLE, tuple(watch.made))
         declared = self._declared.setdefault(module.path, {})
         declared.update(dict.fromkeys(declared_parameters(module)))
@@ -101,7 +96,7 @@ class _ModuleInterceptor:
 
     def _tap(self, module: nn.Module) -> _CotangentTap:
         """What wraps the values of the next call of `module`."""
-        if not self._gradients:
+        if not self.gradients:
             return _CotangentTap(None)
         taps: Any = module.get_variable(GRADIENTS, VARIABLE)
         number = len(module.get_variable(COLLECTION, VARIABLE, ()))
@@ -149,7 +144,7 @@ class _CotangentTap:
         self.labels.append(label)
         if self._taps is not None:
             return _watched(value, next(self._taps))
-        self.made.append(jnp.zeros((2, len(by_rows(value)))))
+        self.made.append(jnp.zeros((3, len(by_rows(value)))))
         return value
 
 
@@ -209,10 +204,8 @@ class FrameRecorder:
         frames = concatenate(frames, tapped.frames(grads))
     """
 
-    def __init__(self, model: nn.Module, *, gradients: bool = False) -> None:
-        """`gradients`: whether the training step records gradient frames, too."""
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.gradients = gradients
 
     def apply(
         self,
@@ -236,11 +229,28 @@ class FrameRecorder:
         """
         given = variables if taps is None else {**variables, GRADIENTS: taps.values}
         listener = _ModuleInterceptor(None if taps is None else True)
-        with nn.intercept_methods(listener), _branches_explained():
-            out, updates = self.model.apply(given, *args, mutable=union_filters(mutable, COLLECTION), **kwargs)
-        updates = dict(updates)
+        out, updates = self._intercepted(listener, given, *args, mutable=mutable, **kwargs)
         frames = pack(listener.calls, updates.pop(COLLECTION, {}))
         return (out if mutable is False else (out, updates)), frames
+
+    def apply_for_taps(
+        self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any
+    ) -> tuple[Any, CotangentTaps]:
+        """As `apply`, with taps of zeros for the same call instead of the frames."""
+        listener = _ModuleInterceptor(gradients=False)
+        out, updates = self._intercepted(listener, variables, *args, mutable=mutable, **kwargs)
+        calls, sown = tuple(listener.calls.values()), updates.pop(COLLECTION, {})
+        taps = CotangentTaps(updates.pop(GRADIENTS, {}), calls, tuple(stacks_of(calls, sown).items()))
+        return (out if mutable is False else (out, updates)), taps
+
+    def _intercepted(
+        self, listener: _ModuleInterceptor, variables: Mapping[str, Any], *args: Any, mutable: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """(the model's result, what changed in its collections and in those of the recorder)."""
+        own = COLLECTION if listener.gradients is not False else (COLLECTION, GRADIENTS)
+        with nn.intercept_methods(listener), _branches_explained():
+            out, updates = self.model.apply(variables, *args, mutable=union_filters(mutable, own), **kwargs)
+        return out, dict(updates)
 
     def cotangent_taps(
         self, variables: Mapping[str, Any], *args: Any, mutable: Any = False, **kwargs: Any
@@ -251,28 +261,15 @@ class FrameRecorder:
           ValueError: as `apply`.
         """
 
-        def made(variables: Mapping[str, Any], args: tuple[Any, ...]) -> CotangentTaps:
-            listener = _ModuleInterceptor(gradients=False)
-            with nn.intercept_methods(listener), _branches_explained():
-                kinds = union_filters(mutable, (COLLECTION, GRADIENTS))
-                _, updates = self.model.apply(variables, *args, mutable=kinds, **kwargs)
-            calls = tuple(listener.calls.values())
-            stacks = tuple(stacks_of(calls, updates[COLLECTION]).items())
-            return CotangentTaps(updates.get(GRADIENTS, {}), calls, stacks)
+        def taps(variables: Mapping[str, Any], args: tuple[Any, ...]) -> CotangentTaps:
+            return self.apply_for_taps(variables, *args, mutable=mutable, **kwargs)[1]
 
-        return jax.tree.map(lambda tap: jnp.zeros(tap.shape, tap.dtype), jax.eval_shape(made, variables, args))
+        return zeros_of(jax.eval_shape(taps, variables, args))
 
-    def with_gradients(self, frames: Frames, tapped: CotangentTaps, param_grads: Any) -> Frames:
-        """The frames of a pass followed by those of its gradients."""
-        return concatenate(frames, tapped.frames(param_grads))
 
-    def merge(self, left: Frames, right: Frames) -> Frames:
-        """The frames of two micro-batches taken together."""
-        return merge(left, right)
-
-    def all_finite(self, frames: Frames) -> jax.Array:
-        """bool []: no NaN and no infinity in any row."""
-        return ~(frames.rows[:, 2:] > 0).any()
+def zeros_of(shapes: Any) -> Any:
+    """Zeros like a tree of arrays or shapes."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _has_gradient(value: Any) -> bool:
@@ -281,7 +278,7 @@ def _has_gradient(value: Any) -> bool:
 
 @jax.custom_vjp
 def _watched(x: jax.Array, tap: jax.Array) -> jax.Array:
-    """x; the gradient of `tap` [2, n] is the extremes of the gradient of x."""
+    """x; the gradient of `tap` [3, n] is the extremes of the gradient of x."""
     return x
 
 

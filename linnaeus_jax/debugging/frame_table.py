@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.debugging.frames import Frames, FrameSpec, extremes, over_axis
+from linnaeus_jax.debugging.frames import Frames, FrameSpec, extremes
 
 #: name under which a module holds what was recorded of its calls; no module or parameter can have it
 VARIABLE = "__frame__"
@@ -33,10 +33,10 @@ class Call(NamedTuple):
 
 
 class _Rows:
-    """Collects extremes [..., 2, n] and makes the rows of `Frames` of them."""
+    """Collects extremes [..., 3, n] and makes the rows of `Frames` of them."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, list[jax.Array]] = {}  # [m, 2, n] by n
+        self._groups: dict[int, list[jax.Array]] = {}  # [m, 3, n] by n
         self._filled: dict[int, int] = {}
         self._added: list[tuple[int, int]] = []  # of every one: its n, its position among those of n
 
@@ -44,21 +44,18 @@ class _Rows:
         """Handle of the first of the rows that these are; the others follow it in C order."""
         n = extremes.shape[-1]
         first = self._filled.get(n, 0)
-        self._groups.setdefault(n, []).append(extremes.reshape(-1, 2, n))
+        self._groups.setdefault(n, []).append(extremes.reshape(-1, 3, n))
         self._filled[n] = first + self._groups[n][-1].shape[0]
         self._added.append((n, first))
         return len(self._added) - 1
 
     def finish(self) -> tuple[jax.Array, list[int]]:
         """(`Frames.rows`, where each handle's first row stands)."""
-        extremes, offset, first = [jnp.zeros((0, 2))], 0, {}
+        rows, offset, first = [jnp.zeros((0, 3))], 0, {}
         for n, parts in self._groups.items():
-            extremes.append(over_axis(jnp.concatenate(parts), -1))
+            rows.append(jnp.concatenate(parts).max(axis=-1))
             first[n], offset = offset, offset + self._filled[n]
-        low, high = jnp.concatenate(extremes).T
-        nan, infinite = jnp.isnan(low), jnp.isinf(high)
-        rows = jnp.stack([low, jnp.where(nan, low, high), nan.astype(low.dtype), infinite.astype(low.dtype)], axis=1)
-        return rows, [first[n] + position for n, position in self._added]
+        return jnp.concatenate(rows), [first[n] + position for n, position in self._added]
 
 
 def pack(calls: Mapping[tuple[Path, int], Call], sown: Mapping[str, Any]) -> Frames:

@@ -8,6 +8,7 @@ order in which the backward pass is done with the calls. `frame_recorder` makes 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -57,8 +58,8 @@ class Frames(struct.PyTreeNode):
     """Frames of one forward pass; may be returned through jit and grad's aux, carried by scans and fetched like arrays.
 
     Attributes:
-      rows: float32 [R, 4] (float64 where a value is): least and greatest magnitude, 1 where there is a NaN, 1 where
-        there is an infinity. With a NaN both magnitudes are NaN.
+      rows: float32 [R, 3] (float64 where a value is): of each row what `extremes` gives; any number of passes may be
+        stacked on leading axes.
       table: what the rows belong to.
     """
 
@@ -72,8 +73,8 @@ class Frames(struct.PyTreeNode):
         def row(label: str, at: int | str) -> Row:
             if isinstance(at, str):
                 return Row(label, note=at)
-            low, high, nan, inf = values[at]
-            return Row(label, low, high, nan > 0, inf > 0)
+            low, high, nan = values[at]
+            return Row(label, math.nan if nan else -low, math.nan if nan else high, nan > 0, math.isinf(high))
 
         return [
             Frame(spec.name, spec.class_name, tuple(row(*item) for item in spec.rows), spec.backward)
@@ -83,7 +84,8 @@ class Frames(struct.PyTreeNode):
     @property
     def bad(self) -> bool:
         """Whether any value is not finite; reads `rows` back if it is still on a device."""
-        return bool(self.host()[:, 2:].any())
+        _, high, nan = self.host().T
+        return bool(np.isinf(high).any() or nan.any())
 
     @property
     def count(self) -> int:
@@ -91,7 +93,7 @@ class Frames(struct.PyTreeNode):
         return 1 + max((at for spec in self.table for _, at in spec.rows if not isinstance(at, str)), default=-1)
 
     def host(self) -> np.ndarray:
-        """float32 [R, 4] of all passes that `rows` holds, taken together as by `merge`; waits for them.
+        """float32 [R, 3] of all passes that `rows` holds, taken together as by `merge`; waits for them.
 
         Passes may be stacked on any number of leading axes (`jax.vmap`, `jax.pmap`, outputs of a scan), laid one after
         the other, or differ between devices that should hold the same (`jax.shard_map`): every device is read.
@@ -99,23 +101,17 @@ class Frames(struct.PyTreeNode):
         Raises:
           ValueError: `rows` cannot be that of this table.
         """
-        count = self.count
-        shards = self.rows.addressable_shards if isinstance(self.rows, jax.Array) else ()
-        parts = [np.asarray(shard.data) for shard in shards]
-        if not parts or any(part.size % (4 * count or 1) or part.shape[-1:] != (4,) for part in parts):
-            parts = [np.asarray(self.rows)]  # a pass is spread over devices
-        if any(part.shape[-1:] != (4,) or part.size % (4 * count or 1) for part in parts):
+        count, copies = self.count, [self.rows]
+        if isinstance(self.rows, jax.Array) and self.rows.is_fully_replicated:
+            copies = [shard.data for shard in self.rows.addressable_shards]
+        if self.rows.shape[-1:] != (3,) or self.rows.size % (3 * count or 1):
             raise InputError(f"frames with {count} rows cannot have the values {self.rows.shape}")
-        if count == 0:
-            return np.zeros((0, 4), np.float32)
-        passes = np.concatenate([part.reshape(-1, count, 4) for part in parts])
-        return np.concatenate([passes[..., :1].min(axis=0), passes[..., 1:].max(axis=0)], axis=-1)
+        passes = [np.asarray(copy).reshape(-1, count, 3) for copy in copies] if count else []
+        return np.concatenate(passes).max(axis=0) if passes else np.zeros((0, 3), np.float32)
 
 
 def merge(a: Frames, b: Frames) -> Frames:
     """Frames of two passes of the same model taken together, e.g. of two micro-batches of one update.
-
-    Magnitudes combine by minimum and maximum, NaN wins, the flags by or. Associative and commutative.
 
     Raises:
       ValueError: the passes did not call the same modules with the same kinds of values.
@@ -126,11 +122,7 @@ def merge(a: Frames, b: Frames) -> Frames:
             f"frames of different passes cannot be merged: {len(a.table)} and {len(b.table)} frames, or other rows; "
             "record both with the same model and arguments of the same kinds"
         )
-    both = jnp.stack([a.rows[:, :2], b.rows[:, :2]])[..., None]
-    low, high = over_axis(both, 0)[..., 0].T
-    flags = jnp.maximum(a.rows[:, 2:], b.rows[:, 2:])
-    rows = jnp.stack([low, jnp.where(flags[:, 0] > 0, low, high), *flags.T], axis=1)
-    return a.replace(rows=rows)
+    return a.replace(rows=jnp.maximum(a.rows, b.rows))
 
 
 def concatenate(a: Frames, b: Frames) -> Frames:
@@ -157,45 +149,21 @@ def _require_single(*frames: Frames) -> None:
             )
 
 
-def magnitude_bits(x: jax.Array) -> jax.Array:
-    """Bit patterns of |x|: integers in the order of the magnitudes, infinity above all numbers, every NaN -1.
-
-    Minima and maxima are taken of these, because XLA on CPU may lose a NaN in a minimum of floating-point numbers
-    (which operand wins depends on how the reduction was compiled).
-
-    Args:
-      x: float32 or float64 (anything else is taken as float32).
-    """
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    integer = jnp.int64 if dtype == jnp.float64 else jnp.int32
-    bits = lax.bitcast_convert_type(jnp.abs(x).astype(dtype), integer)
-    infinity = np.asarray(np.inf, dtype).view(integer)
-    if x.dtype == jnp.float16:
-        # A fused computation may hold more range than the type, which rounds magnitudes from 65520 to infinity.
-        bits = jnp.where((bits >= np.float32(65520).view(np.int32)) & (bits <= infinity), infinity, bits)
-    return jnp.where(bits > infinity, jnp.asarray(-1, integer), bits)
-
-
-def from_bits(bits: jax.Array) -> jax.Array:
-    """The magnitudes of `magnitude_bits`."""
-    return lax.bitcast_convert_type(bits, jnp.float64 if bits.dtype == jnp.int64 else jnp.float32)
-
-
 @jax.jit
 def extremes(x: jax.Array) -> jax.Array:
-    """[2, rows] of x [rows, n]: least magnitude, NaN where there is one, and greatest magnitude among the others."""
-    bits = magnitude_bits(x)
-    start = (jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype), jnp.asarray(-1, bits.dtype))
-    # One pass for both: XLA on CPU runs this as fast as a copy, and two single reductions several times slower.
-    least, greatest = lax.reduce((bits, bits), start, lambda p, q: (lax.min(p[0], q[0]), lax.max(p[1], q[1])), (1,))
-    return from_bits(jnp.stack([least, greatest]))
+    """[3, n] of x [n, k]: least magnitude, negated, and greatest magnitude of the numbers that are no NaN; 1 for a NaN.
 
-
-def over_axis(extremes: jax.Array, axis: int) -> jax.Array:
-    """`extremes` [..., 2, n] of several values taken together, along one of the axes before the last two, or -1."""
-    bits = magnitude_bits(extremes)
-    low, high = bits[..., 0, :], bits[..., 1, :]
-    return from_bits(jnp.stack([low.min(axis=axis), high.max(axis=axis)], axis=-1 if axis == -1 else -2))
+    So several values are taken together by their maximum, which no NaN enters: in a minimum or maximum of numbers XLA
+    may lose it, depending on how the reduction is compiled.
+    """
+    magnitude = jnp.abs(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    if x.dtype == jnp.float16:  # a fused computation may hold more range than the type, which rounds from 65520 on
+        magnitude = jnp.where(magnitude >= 65520, jnp.inf, magnitude)
+    nan = jnp.isnan(magnitude)
+    values = jnp.where(nan, -jnp.inf, -magnitude), jnp.where(nan, 0, magnitude), nan.astype(magnitude.dtype)
+    start = tuple(jnp.asarray(low, magnitude.dtype) for low in (-np.inf, 0, 0))
+    # One pass for all: XLA on CPU runs this as fast as a copy, and single reductions several times slower.
+    return jnp.stack(lax.reduce(values, start, lambda p, q: tuple(map(lax.max, p, q)), (1,)))
 
 
 def by_rows(value: jax.Array) -> jax.Array:
@@ -208,7 +176,7 @@ def by_rows(value: jax.Array) -> jax.Array:
 
 
 def measure(value: Any, *, batched: bool) -> jax.Array | str:
-    """Extremes [2, n] of a value, or the note to show instead; `batched` keeps the first axis as n."""
+    """Extremes [3, n] of a value, or the note to show instead; `batched` keeps the first axis as n."""
     if value is None:
         return "None"
     if not isinstance(value, jax.Array | np.ndarray) or not jnp.issubdtype(value.dtype, jnp.number):

@@ -26,7 +26,6 @@ import numpy as np
 import optax
 
 from linnaeus_jax.config.errors import TrainingError
-from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.step.placement import fetch
 
 log = logging.getLogger("linnaeus_jax")
@@ -63,19 +62,26 @@ def switched_on(*, nans: bool, infs: bool) -> Iterator[None]:
         yield
 
 
-def checked(step: int, compiled: CompiledStep, state: Any, batch: Any) -> tuple[Any, InvalidOperation | None]:
-    """(what the compiled step returns, what is wrong with it: an error to raise, or None).
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Without JAX's checks, for what is looked at as a whole."""
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def examined(step: int, function: Callable[..., Any], state: Any, batch: Any, result: Any) -> InvalidOperation | None:
+    """What is wrong with an update, an error to raise; None where nothing is.
 
     Args:
       step: that of the update.
-      compiled: without donation of the state.
+      function: the train step, to be called again.
+      state, batch: what it was made from.
+      result: what the compiled step returned.
     """
     searched = kinds()
-    with jax.debug_nans(False), jax.debug_infs(False):
-        result = compiled(state, batch)
-        bad = invalid(result, searched)
+    bad = invalid(result, searched)
     if not bad:
-        return result, None
+        return None
     log.warning(
         "update %d: %s and %d other results are not finite; it is made again operation by operation, which is slow",
         step,
@@ -83,22 +89,22 @@ def checked(step: int, compiled: CompiledStep, state: Any, batch: Any) -> tuple[
         len(bad) - 1,
     )
     given = invalid({"state": state, "batch": batch}, searched)
-    error = locate(compiled.function, state, batch)
+    error = locate(function, state, batch)
     where = f"update {step}"
     if error is None:
         text = (
             f"{where}: {', '.join(bad[:3])} not finite, but no single operation is at fault when they run one by "
             "one: the compiled step rounds differently; look for large values with --debug underflow_overflow"
         )
-        return result, InvalidOperation(text)
-    return result, explained(error, where, before=given)
+        return InvalidOperation(text)
+    return explained(error, where, before=given)
 
 
 def invalid(tree: Any, searched: tuple[str, ...]) -> list[str]:
     """Names of the leaves of `tree` that hold a value of the `searched` kinds; waits for them."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     floats = [(path, x) for path, x in paths if jnp.issubdtype(x.dtype, jnp.inexact)]
-    with jax.debug_nans(False), jax.debug_infs(False):
+    with unchecked():
         bad = fetch(_holds([x for _, x in floats], searched)) if floats else ()
     return [jax.tree_util.keystr(path) for (path, _), is_bad in zip(floats, np.asarray(bad), strict=True) if is_bad]
 

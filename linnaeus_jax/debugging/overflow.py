@@ -1,8 +1,8 @@
 """Underflow and overflow detection: reports the module calls that led to the first NaN or infinity.
 
-The report format and the options are those of `transformers.debug_utils.DebugUnderflowOverflow`. In a training step the
-frames leave the graph beside the gradient and `OverflowMonitor` reads them before the update is kept. For any Linen
-module outside the trainer::
+The report format and the options are those of `transformers.debug_utils.DebugUnderflowOverflow`. In training,
+`update_frames` computes the frames of an update and `OverflowMonitor` reads them before the update is made. For any
+Linen module outside the trainer::
 
     debug = DebugUnderflowOverflow(model)
     logits = debug.apply(variables, images)  # raises at the first NaN or infinity
@@ -118,6 +118,10 @@ class OverflowMonitor:
         self._write = write
         self._recent: deque[tuple[int, Frames]] = deque()  # formatted only if a report needs them
 
+    def looks_at(self, batch_number: int) -> bool:
+        """Whether the frames of a batch are wanted: of every one, or of those that are traced."""
+        return not self.trace_batch_nums or batch_number in self.trace_batch_nums
+
     def consume(self, batch_number: int, frames: Frames) -> None:
         """Looks at the frames of one batch, in order of their completion.
 
@@ -127,7 +131,6 @@ class OverflowMonitor:
 
         Raises:
           OverflowDetected: a value is NaN or infinite; the report has been written.
-          BatchLimitReached: this was the batch `abort_after_batch_num`.
         """
         if batch_number in self.trace_batch_nums:
             for text in _frame_texts(batch_number, frames.listing()):
@@ -135,6 +138,13 @@ class OverflowMonitor:
         elif not self.trace_batch_nums and frames.bad:
             self._report(batch_number, frames.listing())
         self._remember(batch_number, frames)
+
+    def finished(self, batch_number: int) -> None:
+        """A batch is done.
+
+        Raises:
+          BatchLimitReached: it was that of `abort_after_batch_num`.
+        """
         if self.abort_after_batch_num is not None and batch_number >= self.abort_after_batch_num:
             raise BatchLimitReached(
                 f"DebugUnderflowOverflow: aborting after {batch_number + 1} batches due to "
@@ -235,6 +245,7 @@ class DebugUnderflowOverflow:
         """
         number, self.batch_number = self.batch_number, self.batch_number + 1
         self.monitor.consume(number, frames.replace(rows=frames.host()))
+        self.monitor.finished(number)
 
 
 def detect_overflow(var: Any, ctx: str) -> Any:

@@ -1,19 +1,18 @@
 """The debugging of a run: flags, event log, overflow detector, crash bundle, profiler.
 
-The trainer calls one method at each point of a run that they report on; with everything off, none of them does anything
-and nothing is traced into the step.
+The trainer calls one method at each point of a run that they report on; with everything off, none does anything. Only
+probes are traced into the step. What else looks inside an update computes it once more from the same state and batch:
+the overflow detector before the update is made, the search for the operation and `tools.replay` after it.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
@@ -31,14 +30,13 @@ from linnaeus_jax.debugging.event_log import (
 )
 from linnaeus_jax.debugging.flag_reports import FlagReports, RunFacts
 from linnaeus_jax.debugging.flags import DebugFlags
-from linnaeus_jax.debugging.frame_recorder import FrameRecorder
 from linnaeus_jax.debugging.overflow import OverflowDetected, OverflowMonitor
 from linnaeus_jax.debugging.profiler import StepProfiler
+from linnaeus_jax.debugging.update_frames import compile_update_frames
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.step.compilation import CompiledStep
-from linnaeus_jax.step.objective import Recorder
-from linnaeus_jax.step.placement import fetch
+from linnaeus_jax.step.placement import Placement, fetch
 from linnaeus_jax.step.probes import Probe, registered_probes
 from linnaeus_jax.step.program import Program
 
@@ -46,7 +44,7 @@ log = logging.getLogger("linnaeus_jax")
 
 
 class DebugSession:
-    """The debugging of one run; built before the program, because it decides what the step records."""
+    """The debugging of one run; built before the program, because it decides which probes the step has."""
 
     def __init__(self, config: Config, directory: RunDirectory, tasks: Sequence[str], *, is_coordinator: bool) -> None:
         debug = config.debug
@@ -58,28 +56,19 @@ class DebugSession:
         self.event_log: DebugEventLog | None = None
         self.event_facts = EventFacts(self.tasks)
         self.profiler = StepProfiler(debug.profiler, self.profiles, is_coordinator=False)
-        detector = debug.underflow_overflow
-        self.detects_overflow = detector.enabled
+        self.detector = debug.underflow_overflow
         self.monitor = OverflowMonitor(
-            detector.max_frames_to_save,
-            detector.trace_batch_nums,
-            detector.abort_after_batch_num,
+            self.detector.max_frames_to_save,
+            self.detector.trace_batch_nums,
+            self.detector.abort_after_batch_num,
             write=lambda text: log.warning("%s", text),
         )
-        self.writes_bundle = debug.crash_bundle or self.detects_overflow
+        self.writes_bundle = debug.crash_bundle or self.detector.enabled
+        self._update_frames: CompiledStep | None = None
+        self._repeat: tuple[Any, Any, Any] | None = None  # function, state and batch of an update to be made again
+        self._start = 0
 
     # ---- what is traced into the step
-
-    @property
-    def make_recorder(self) -> Callable[[nn.Module], Recorder] | None:
-        """What records module calls; None unless the overflow detector is on."""
-        gradients = self.config.debug.underflow_overflow.gradients
-        return functools.partial(FrameRecorder, gradients=gradients) if self.detects_overflow else None
-
-    @property
-    def reads_every_update(self) -> bool:
-        """Whether the host reads every update before it dispatches the next."""
-        return self.detects_overflow or self.writes_bundle
 
     def probes(self) -> list[Probe]:
         """The measurements of plugins, of the event log and of the flags that look into the step.
@@ -102,7 +91,7 @@ class DebugSession:
     def open(self, facts: RunFacts) -> None:
         """The run directory exists, the state is restored, the next update is that of step `facts.start`."""
         self.describe(facts.program, lambda step: facts.plans.locate(step)[1])
-        self._facts, start = facts, facts.start
+        self._facts, self._start, start = facts, facts.start, facts.start
         profiler = self.config.debug.profiler
         self.profiler = StepProfiler(profiler, self.profiles, start_step=start, is_coordinator=self.is_coordinator)
         self.reports.opened(facts)
@@ -136,7 +125,7 @@ class DebugSession:
 
     def first_batch(self, batch: Mapping[str, Any]) -> None:
         """The first batch of this process, before its update; the check covers it and the whole training split."""
-        if self._facts.start == 0:
+        if self._start == 0:
             dataset = self._facts.dataset
             tables = [batch["label"].reshape(-1, len(self.tasks)), dataset.train.labels]
             extremes = np.stack([pick(axis=0) for table in tables for pick in (table.min, table.max)])
@@ -149,10 +138,11 @@ class DebugSession:
         self.event("epoch_start", step, epoch, epoch_start_data(self.event_facts.rows, rates, betas))
         self.reports.say("epoch_start", epoch, step)
 
-    def around_update(self, step: int, step_name: str) -> AbstractContextManager[Any]:
-        """The context in which the compiled step `step_name` is dispatched."""
-        self.reports.say("before_update", step, step_name)
-        return self.profiler.before_step(step - self._facts.start, step)
+    def compile(self, program: Program, state: Any, placed: Any, placement: Placement) -> None:
+        """Compiles the overflow detector, where it is on, for the shapes of a state and a batch on the devices."""
+        if self.detector.enabled:
+            gradients = self.detector.gradients
+            self._update_frames = compile_update_frames(program, state, placed, placement, gradients=gradients)
 
     @property
     def donates(self) -> bool:
@@ -160,42 +150,47 @@ class DebugSession:
         debug = self.config.debug
         return not (debug.nans or debug.infs or nonfinite.kinds())
 
-    def dispatch(
+    @contextmanager
+    def around_update(
         self, step: int, compiled: CompiledStep, state: Any, placed: Any, batch: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
-        """What `compiled` returns for `state` and `placed`, which is `batch` on the devices.
+    ) -> Iterator[None]:
+        """The context in which `compiled` makes the update of `placed`, which is `batch` on the devices, from `state`.
 
         Raises:
-          InvalidOperation: under debug.nans or debug.infs, a result is bad.
+          OverflowDetected: a module call of this update is not finite; it is not made, and a bundle has been written.
         """
-        if not nonfinite.kinds():
-            result: tuple[Any, Any] = compiled(state, placed)
-            return result
-        result, error = nonfinite.checked(step, compiled, state, placed)
-        if error is not None:
-            self._write_bundle(step, result[0], batch)
-            raise error
-        return result
+        self.reports.say("before_update", step, compiled.name)
+        if self._update_frames is not None and self.monitor.looks_at(step):
+            with nonfinite.unchecked():  # a frame may be NaN
+                frames = fetch(self._update_frames(state, placed))
+            try:
+                self.monitor.consume(step, frames)
+            except OverflowDetected as error:  # what the user and the alerts see last names the place
+                self._write_bundle(step, state, batch)
+                more = f" First frame that is not finite: {error.where}, in update {step}"
+                raise OverflowDetected(step, error.frame, more) from error
+        self._repeat = (compiled.function, state, placed) if nonfinite.kinds() else None
+        with self.profiler.before_step(step - self._start, step), nonfinite.unchecked():
+            yield
 
     def after_update(self, step: int, state: Any, outputs: Any, batch: Mapping[str, Any]) -> None:
         """The update of `step` was dispatched and gave `state`.
 
         Raises:
-          OverflowDetected, BatchLimitReached: as the options of the detector ask for; a bundle has been written.
+          InvalidOperation: under debug.nans or debug.infs, a result is bad; a bundle has been written.
+          BatchLimitReached: the detector is to stop after it.
         """
         self.profiler.after_step(outputs)
-        if not self.reads_every_update:
-            return
-        finite, frames = fetch((outputs.finite, outputs.frames))
-        if not finite:
-            self._write_bundle(step, state, batch)
-        if not self.detects_overflow:
-            return
-        try:
-            self.monitor.consume(step, frames)
-        except OverflowDetected as error:  # what the user and the alerts see last names the place
-            more = f" First frame that is not finite: {error.where}, in update {step}"
-            raise OverflowDetected(step, error.frame, more) from error
+        if self._repeat is not None:
+            error = nonfinite.examined(step, *self._repeat, result=(state, outputs))
+            if error is not None:
+                self._write_bundle(step, self._repeat[1], batch)
+                raise error
+            self._repeat = None
+        if self.writes_bundle and not fetch(outputs.finite):
+            self._write_bundle(step, crash_bundle.before_skipped(state), batch)
+        if self.detector.enabled:
+            self.monitor.finished(step)
 
     def saved(self, step: int, state: Any) -> None:
         """A checkpoint of `state` is being written; no event from before it may be lost to a kill after it."""

@@ -32,6 +32,11 @@ class MixSettings:
     minmax: tuple[float, float] | None = None  # bounds of the share that cutmix pastes, before clipping at edges
     switch_prob: float = 0.5  # chance of cutmix where both are enabled
 
+    @property
+    def mixes(self) -> bool:
+        """Whether anything is ever mixed."""
+        return self.mixup or self.cutmix
+
     @classmethod
     def from_config(cls, mixup: Any, block: int) -> MixSettings:
         """Settings of the `schedule.mixup` section of the configuration.
@@ -59,16 +64,6 @@ class MixDraws(NamedTuple):
     lam: jax.Array  # float32 [], weight of a row's own image before `minmax` and before the box is clipped
     pick: jax.Array  # float32 [B] in [0, 1), the row's own metadata below 0.5 where both are valid
     centre: jax.Array  # int32 [B, 2], row in [0, H] and column in [0, W] of the box centres
-
-
-class Mixed(NamedTuple):
-    """A mixed micro-batch. Target of row i and task t: lam[i] on label[i, t], 1 - lam[i] on partner_label[i, t]."""
-
-    image: jax.Array  # float [B, H, W, 3]
-    meta: jax.Array  # float32 [B, D]
-    valid: jax.Array  # bool [B, K]
-    partner_label: jax.Array  # int32 [B, T], `label` where the row is not mixed
-    lam: jax.Array  # float32 [B], weight of `label`; 1 where the row is not mixed
 
 
 def interpolate(
@@ -159,19 +154,46 @@ def cutmix_box(
     return top, left, bottom, right, 1 - ((bottom - top) * (right - left)).astype(jnp.float32) / (height * width)
 
 
-def mix(
-    image: jax.Array,
-    meta: jax.Array,
-    valid: jax.Array,
+def mix_labels(
     label: jax.Array,
     partner: jax.Array,
     group: jax.Array,
     draws: MixDraws,
     *,
     settings: MixSettings,
+    image_size: tuple[int, int],
+) -> tuple[jax.Array, jax.Array]:
+    """The targets of a micro-batch: lam[i] on label[i, t], 1 - lam[i] on partner_label[i, t].
+
+    Args:
+      label: int32 [B, T].
+      partner, group, draws, settings: as for `mix_inputs`.
+      image_size: H, W.
+
+    Returns:
+      (int32 [B, T] `partner_label`, the row's own where it is not mixed; float32 [B] `lam`, 1 where it is not mixed).
+
+    Raises:
+      ValueError: block does not divide B.
+    """
+    if not settings.mixes:
+        return label, jnp.ones(label.shape[0], jnp.float32)
+    mixed, of_partner = _pairs(partner, group, draws, settings)
+    return of_partner(label), _lam_and_box(draws, mixed, settings, *image_size)[0]
+
+
+def mix_inputs(
+    image: jax.Array,
+    meta: jax.Array,
+    valid: jax.Array,
+    partner: jax.Array,
+    group: jax.Array,
+    draws: MixDraws,
+    *,
+    settings: MixSettings,
     bounds: Bounds,
-) -> Mixed:
-    """Mixes a micro-batch with given random numbers.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Images, metadata and their validity of a micro-batch, mixed with given random numbers.
 
     Image: mixup lam * image + (1 - lam) * partner's image; cutmix the partner's pixels inside of the box, with lam
     corrected to the area outside of it. Metadata, per component: where both are valid one of the two, by `pick` and
@@ -181,7 +203,6 @@ def mix(
     Args:
       image: float [B, H, W, 3].
       meta, valid: float32 [B, D], bool [B, K].
-      label: int32 [B, T].
       partner, group: int32 [B], positions within the micro-batch, inside of the row's block; -1 is never mixed.
       settings: static; `block` must divide B and the rows of one device.
       bounds: (start, stop) columns of every metadata component.
@@ -189,17 +210,12 @@ def mix(
     Raises:
       ValueError: block does not divide B, or the image is not floating point.
     """
-    batch, height, width, _ = image.shape
     if not jnp.issubdtype(image.dtype, jnp.floating):
         raise ValueError(f"mixing takes float images in [0, 1] or normalised, not {image.dtype}; augment first")
-    if batch % settings.block:
-        raise InputError(f"schedule.mixup.mix_block = {settings.block} does not divide a micro-batch of {batch} rows")
-    if not (settings.mixup or settings.cutmix):
-        return Mixed(image, meta, valid, label, jnp.ones(batch, jnp.float32))
-
-    row = jnp.arange(batch, dtype=jnp.int32)
-    mixed = draws.active & (group >= 0) & (partner != row)
-    of_partner = _partners(jnp.where(mixed, partner, row), settings.block)
+    if not settings.mixes:
+        return image, meta, valid
+    height, width = image.shape[1:3]
+    mixed, of_partner = _pairs(partner, group, draws, settings)
     lam, box = _lam_and_box(draws, mixed, settings, height, width)
 
     def blend(image: jax.Array) -> jax.Array:
@@ -212,13 +228,23 @@ def mix(
 
     take_partner = mixed[:, None] & of_partner(valid) & (~valid | (draws.pick >= 0.5)[:, None])
     picked = jnp.where(take_partner[:, column_components(bounds, meta.shape[1])], of_partner(meta), meta)
-    return Mixed(
-        image=computed_if(draws.active, blend, image, store=True),
-        meta=zero_components(picked, valid | take_partner | ~mixed[:, None], bounds),
-        valid=valid | take_partner,
-        partner_label=of_partner(label),
-        lam=lam,
+    return (
+        computed_if(draws.active, blend, image, store=True),
+        zero_components(picked, valid | take_partner | ~mixed[:, None], bounds),
+        valid | take_partner,
     )
+
+
+def _pairs(
+    partner: jax.Array, group: jax.Array, draws: MixDraws, settings: MixSettings
+) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """(bool [B], whether a row is mixed; array [B, ...] -> the rows of the partners, itself where it is not)."""
+    batch = partner.shape[0]
+    if batch % settings.block:
+        raise InputError(f"schedule.mixup.mix_block = {settings.block} does not divide a micro-batch of {batch} rows")
+    row = jnp.arange(batch, dtype=jnp.int32)
+    mixed = draws.active & (group >= 0) & (partner != row)
+    return mixed, _partners(jnp.where(mixed, partner, row), settings.block)
 
 
 def _lam_and_box(

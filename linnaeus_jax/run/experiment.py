@@ -280,7 +280,6 @@ def _assembled(
         resolved,
         block,
         probes=debug.probes(),
-        make_recorder=debug.make_recorder,
         gather=placement.gather if placement.fsdp else None,
         loaded=loaded,
     )

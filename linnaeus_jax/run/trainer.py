@@ -166,6 +166,7 @@ def train(
         placed = placement.to_device(batch, placement.update)
         with train_log.bar.compiling(), interruption.during("compiling"):
             steps = compile_steps(experiment.program, state, placed, placement, donate=debug.donates)
+            debug.compile(experiment.program, state, placed, placement)
         fresh_interval = compiled_interval(experiment)
         fresh_interval()  # loaded before the clock starts
         debug.reports.say("compiled", steps)
@@ -180,8 +181,8 @@ def train(
         while True:
             epoch, within = plans.locate(step)
             name = "gradnorm" if host.schedule.should_update_gradnorm(step) else "plain"
-            with debug.around_update(step, name):
-                state, outputs = debug.dispatch(step, steps[name], state, placed, batch)
+            with debug.around_update(step, steps[name], state, placed, batch):
+                state, outputs = steps[name](state, placed)
             debug.after_update(step, state, outputs, batch)
             completed = step + 1
             rows = int((batch["weight"] > 0).sum()) * placement.process_count  # processes have equal shares

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -43,14 +44,28 @@ def compile_steps(
     """Every step that a run of `program` can need, by name; with recomputation where it may and must."""
     steps = {}
     for name in program.step_names:
-        steps[name] = compile_step(program.train_step(name), state, batch, placement, name, donate=donate)
-        limit = device_memory()
-        if name in program.may_recompute and limit is not None and steps[name].memory_bytes > limit:
-            log.info("that is more than the %.0f MB of a device: activations are recomputed", limit / 1e6)
-            step = program.train_step(name, recompute=True)
-            steps[name] = compile_step(step, state, batch, placement, name, donate=donate)
+        make, recomputes = functools.partial(program.train_step, name), name in program.may_recompute
+        steps[name] = compile_fitting(make, state, batch, placement, name, recomputes=recomputes, donate=donate)
     retire_heap_fragments()
     return steps
+
+
+def compile_fitting(
+    make: Callable[..., Callable[..., Any]],
+    state: Any,
+    batch: Any,
+    placement: Placement,
+    name: str,
+    *,
+    recomputes: bool,
+    **options: Any,
+) -> CompiledStep:
+    """`make()` compiled by `compile_step`; with `recomputes`, `make(recompute=True)` where the memory is too small."""
+    compiled, limit = compile_step(make(), state, batch, placement, name, **options), device_memory()
+    if recomputes and limit is not None and compiled.memory_bytes > limit:
+        log.info("that is more than the %.0f MB of a device: activations are recomputed", limit / 1e6)
+        compiled = compile_step(make(recompute=True), state, batch, placement, name, **options)
+    return compiled
 
 
 def device_memory() -> int | None:
@@ -61,19 +76,30 @@ def device_memory() -> int | None:
 
 
 def compile_step(
-    step: Callable[..., Any], state: Any, batch: Any, placement: Placement, name: str, *, donate: bool = True
+    step: Callable[..., Any],
+    state: Any,
+    batch: Any,
+    placement: Placement,
+    name: str,
+    *,
+    donate: bool = True,
+    results: Any = None,
 ) -> CompiledStep:
-    """Compiles one train step for the shapes of `state` and `batch`; `donate` writes the new state over the old one.
+    """Compiles a function of a state and the batch of an update, for their shapes.
 
     No later call can trigger another compilation: other shapes are an error.
+
+    Args:
+      donate: of a train step, the new state is written over the old one.
+      results: shardings of what it returns; None: those of a train step.
     """
     started = time.perf_counter()
-    step.__name__ = f"train_step_{name}"
+    step.__name__ = f"train_step_{name}" if results is None else name
     jitted = jax.jit(
         step,
         in_shardings=(placement.of_state(state), placement.update),
-        out_shardings=(placement.of_state(state), placement.replicated),
-        donate_argnames=("state",) if donate else (),
+        out_shardings=(placement.of_state(state), placement.replicated) if results is None else results,
+        donate_argnames=("state",) if donate and results is None else (),
     )
     compiled = jitted.lower(state, batch).compile(compiler_options(training=True))
     analysis, memory = compiled.memory_analysis(), {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,24 +32,6 @@ Step = jax.Array
 Batch = Mapping[str, jax.Array]
 
 
-class Recorder(Protocol):
-    """Applies a model and returns the frames of the pass beside its result; see `debugging.frame_recorder`."""
-
-    gradients: bool  # whether the backward pass is recorded, too
-
-    def apply(
-        self, variables: Any, *args: Any, mutable: Any = False, taps: Any = None, **kwargs: Any
-    ) -> tuple[Any, Any]: ...
-
-    def cotangent_taps(self, variables: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any: ...
-
-    def with_gradients(self, frames: Any, tapped: Any, grads: Any) -> Any: ...
-
-    def merge(self, left: Any, right: Any) -> Any: ...
-
-    def all_finite(self, frames: Any) -> jax.Array: ...
-
-
 class Targets(struct.PyTreeNode):
     """Targets of one update, leading [A]; see `data/batch.py` for the letters."""
 
@@ -65,10 +47,13 @@ class MicroBatchStats(struct.PyTreeNode):
 
     sums: Sums
     meta_valid: jax.Array  # int32 [K]
-    model_state: Any
     preview: jax.Array  # int32 [R, T], predicted classes of the first rows
     sample_losses: jax.Array  # float32 [B, T], neither masked nor weighted
-    frames: Any = None  # `debugging.frames.Frames` of the pass, where they are recorded
+
+    def merge(self, later: MicroBatchStats) -> MicroBatchStats:
+        """Statistics of both; what is shown of single rows is of the first micro-batch."""
+        merged: MicroBatchStats = jax.tree.map(jnp.add, self, later)
+        return merged.replace(preview=self.preview, sample_losses=self.sample_losses)  # type: ignore[no-any-return]
 
 
 class ModelInputs(NamedTuple):
@@ -113,7 +98,6 @@ class Objective:
     extras: PhaseExtras  # what the log says of training besides losses and accuracies
     block: int | None = None  # of the model, which what is stored of the pictures enters; None: pictures are given
     preview_rows: int = 0  # rows whose predictions the update reports
-    recorder: Recorder | None = None  # records every module call beside the forward pass
     gather: Callable[[Any], Any] | None = None  # of parameters that are split over the devices: the whole ones
 
     def key(self, name: str, step: Step) -> jax.Array:
@@ -153,23 +137,10 @@ class Objective:
     ) -> tuple[mixing.MixDraws, jax.Array, jax.Array]:
         """Draws, `partner_label` and `lam` of one micro-batch."""
         assert self.mix is not None
-        height, width = self.model.img_size
+        size = self.model.img_size
         key = jax.random.fold_in(self.key("mix", step), index)
-        draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], (height, width), self.mix)
-        rows = label.shape[0]
-        no_image = jnp.zeros((rows, height, width, 0))  # no channels, no metadata: labels and lam alone are mixed
-        mixed = mixing.mix(
-            no_image,
-            jnp.zeros((rows, 0)),
-            jnp.zeros((rows, 0), bool),
-            label,
-            partner,
-            group,
-            draws,
-            settings=self.mix,
-            bounds=(),
-        )
-        return draws, mixed.partner_label, mixed.lam
+        draws = mixing.draw_mix(key, self.probabilities.mix(step), label.shape[0], size, self.mix)
+        return draws, *mixing.mix_labels(label, partner, group, draws, settings=self.mix, image_size=size)
 
     def task_losses(
         self,
@@ -180,33 +151,29 @@ class Objective:
         counts: jax.Array,
         step: Step,
         index: jax.Array,
-        taps: Any = None,
-    ) -> tuple[jax.Array, MicroBatchStats]:
+    ) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
         """The micro-batch's share of every task's mean loss.
 
         Args:
           micro, targets: one micro-batch, without the leading axis.
           counts: float32 [T] of `build_targets`.
           index: int32 [], which micro-batch of the update.
-          taps: of `cotangent_taps`.
 
         Returns:
-          (float32 [T], what the log needs).
+          (float32 [T], (`model_state` after it, what the log needs)).
         """
         inputs = self.inputs(micro, targets, step)
         variables, options = self._call(params, model_state, inputs.valid, micro["weight"], step, index)
-        if self.recorder is None:
-            (logits, new_state), frames = self.model.apply(variables, inputs.image, inputs.meta, **options), None
-        else:
-            found, frames = self.recorder.apply(variables, inputs.image, inputs.meta, taps=taps, **options)
-            logits, new_state = found
+        logits, new_state = self.model.apply(variables, inputs.image, inputs.meta, **options)
         logits = {task: logits[task] for task in self.tasks}  # JAX sorts the keys of a dict
         with jax.named_scope("losses"):
             task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
             stats = self._stats(logits, micro, targets, inputs, jax.lax.stop_gradient(task_losses.per_sample))
-        stats = stats.replace(model_state=new_state, frames=frames)
-        return task_losses.numerator / jnp.maximum(counts, 1.0), stats
+        # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
+        has_rows = (micro["weight"] > 0).any()
+        new_state = jax.tree.map(lambda new, old: jnp.where(has_rows, new, old), new_state, model_state)
+        return task_losses.numerator / jnp.maximum(counts, 1.0), (new_state, stats)
 
     def _stats(
         self,
@@ -230,7 +197,6 @@ class Objective:
         return MicroBatchStats(
             sums=sums,
             meta_valid=(inputs.valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
-            model_state=None,
             preview=jnp.stack(
                 [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
             ),
@@ -291,18 +257,16 @@ class Objective:
         if self.mix is not None:
             assert targets.draws is not None
             with jax.named_scope("mix"):
-                mixed = mixing.mix(
+                image, meta, valid = mixing.mix_inputs(
                     image,
                     meta,
                     valid,
-                    micro["label"],
                     micro["partner"],
                     micro["group"],
                     targets.draws,
                     settings=self.mix,
                     bounds=self.bounds,
                 )
-                image, meta, valid = mixed.image, mixed.meta, mixed.valid
         masked = jnp.full(micro["row"].shape, meta_masking.NONE, jnp.int32)
         if self.masking is not None:
             with jax.named_scope("mask_metadata"):
@@ -336,31 +300,3 @@ class Objective:
         }
         whole = params if self.gather is None else self.gather(params)
         return {"params": whole, **model_state}, options
-
-    # ---- what a recorder sees, and what several micro-batches come to
-
-    def cotangent_taps(
-        self, params: Any, model_state: Any, micro: Batch, targets: Targets, step: Step, index: jax.Array
-    ) -> Any:
-        """Zeros with respect to which `task_losses` has the recorded gradients as gradient; None without recorder."""
-        if self.recorder is None or not self.recorder.gradients:
-            return None
-        image, meta, valid, _ = jax.eval_shape(self.inputs, micro, targets, step)
-        valid = jnp.zeros(valid.shape, valid.dtype)  # the taps depend on shapes alone
-        variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
-        return self.recorder.cotangent_taps(variables, image, meta, **options)
-
-    def with_tapped(self, stats: MicroBatchStats, tapped: Any, grads: Any) -> MicroBatchStats:
-        """The statistics with frames of the gradients; `tapped`: the gradient with respect to `cotangent_taps`."""
-        if tapped is None or self.recorder is None:
-            return stats
-        return stats.replace(frames=self.recorder.with_gradients(stats.frames, tapped, grads))
-
-    def merge(self, first: MicroBatchStats, later: MicroBatchStats) -> MicroBatchStats:
-        """Statistics of micro-batches, of which `later` is the last; what is shown of single rows is of the first."""
-        merged = jax.tree.map(jnp.add, first, later).replace(
-            model_state=later.model_state, preview=first.preview, sample_losses=first.sample_losses
-        )
-        if self.recorder is not None:
-            merged = merged.replace(frames=self.recorder.merge(first.frames, later.frames))
-        return merged

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from linnaeus_jax import backend
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes, null_masking
@@ -37,7 +36,7 @@ from linnaeus_jax.schedules.learning_rate import build_scheduler
 from linnaeus_jax.schedules.probabilities import build_probabilities
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
 from linnaeus_jax.step.evaluation import EvaluationProgram
-from linnaeus_jax.step.objective import MaskSettings, Objective, Recorder
+from linnaeus_jax.step.objective import MaskSettings, Objective
 from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.rng import stream
 from linnaeus_jax.step.state import MetricAccumulator, TrainState
@@ -104,10 +103,12 @@ class Program:
         Args:
           recompute: recompute activations in the backward pass, whatever was configured.
         """
+        return make_train_step(self.objective_of(name, recompute=recompute), self.settings, measure=name == "gradnorm")
+
+    def objective_of(self, name: str, *, recompute: bool = False) -> Objective:
+        """What the train step `name` differentiates; arguments as for `train_step`."""
         objective = self.gradnorm_objective if name == "gradnorm" else self.objective
-        if recompute:
-            objective = dataclasses.replace(objective, model=objective.model.clone(remat=True))
-        return make_train_step(objective, self.settings, measure=name == "gradnorm")
+        return dataclasses.replace(objective, model=objective.model.clone(remat=True)) if recompute else objective
 
 
 def compute_dtype(config: Config) -> Any:
@@ -192,7 +193,6 @@ def build_program(
     resolved: ResolvedSchedule,
     block: int,
     probes: Sequence[Probe] = (),
-    make_recorder: Callable[[nn.Module], Recorder] | None = None,
     gather: Callable[[Any], Any] | None = None,
     loaded: frozenset[str] | None = None,
 ) -> Program:
@@ -201,7 +201,6 @@ def build_program(
     Args:
       block: rows among which the plan drew mixing partners.
       probes: measurements to trace into the train step.
-      make_recorder: builds what records every module call; None: nothing is recorded.
       gather: see `Placement.gather`; None: the parameters are whole on every device.
       loaded: names of the parameters that begin as in pretrained weights; None: there are no such weights.
 
@@ -212,12 +211,9 @@ def build_program(
     objective = dataclasses.replace(
         build_objective(config, dataset, resolved, model, block),
         preview_rows=PREVIEW_ROWS if probes else 0,
-        recorder=None if make_recorder is None else make_recorder(model),
         gather=gather,
     )
-    gradnorm_objective = dataclasses.replace(
-        objective, model=gradnorm_model, recorder=None if make_recorder is None else make_recorder(gradnorm_model)
-    )
+    gradnorm_objective = dataclasses.replace(objective, model=gradnorm_model)
     evaluation = build_evaluation(config, dataset, model)
     _check_measured(config, dataset, resolved, objective, evaluation)
     parameters = tuple(parameter_table(model))

@@ -1,7 +1,7 @@
 """The train step: the gradient of an update, summed over its micro-batches, then `apply`.
 
-The gradient of one micro-batch is that of `objective.task_losses`, weighted. GradNorm's measurement is another function
-for it, see `_measured_gradient`.
+The gradient of one micro-batch is that of `objective.task_losses`, weighted. An update that measures GradNorm has those
+of the single losses, too: of the same losses where they serve both, otherwise of `objective.labelled_losses`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,22 @@ from linnaeus_jax.step import probes
 from linnaeus_jax.step.objective import Batch, MicroBatchStats, Objective, Targets
 from linnaeus_jax.step.state import MetricAccumulator, TrainState
 
+Result = TypeVar("Result")
+
 
 class GradSums(struct.PyTreeNode):
     """Gradient and statistics of one update, summed over its micro-batches (and devices)."""
 
     grads: Any  # like the parameters, None where frozen
     task_losses: jax.Array  # float32 [T], mean over the labels that count
-    measured: MicroBatchStats
+    stats: MicroBatchStats
     gradnorm: TaskGradients | None = None
+    model_state: Any = None  # after the update; None of a single micro-batch
+
+    def merge(self, later: GradSums) -> GradSums:
+        """Those of both."""
+        summed: GradSums = jax.tree.map(jnp.add, self.replace(stats=None), later.replace(stats=None))
+        return summed.replace(stats=self.stats.merge(later.stats))  # type: ignore[no-any-return]
 
 
 class StepOutputs(struct.PyTreeNode):
@@ -51,7 +59,6 @@ class StepOutputs(struct.PyTreeNode):
     statistics: MetricAccumulator  # of this update alone
     gradnorm: dict[str, jax.Array]
     probes: dict[str, Any]  # by name, see `probes.measure`
-    frames: Any  # of the passes, where they are recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,92 +68,6 @@ class StepSettings(UpdateSettings):
     learning_rates: Mapping[str, optax.Schedule]  # by group
     gradnorm: GradNormSettings | None
     probes: Sequence[probes.Probe]
-
-
-class _Micro(NamedTuple):
-    """One micro-batch, and what the model keeps besides parameters, as it is before it."""
-
-    batch: Batch  # leading [B]
-    targets: Targets
-    number: jax.Array  # int32 [], which of the update
-    model_state: Any
-
-
-@dataclass(frozen=True, eq=False)
-class _Losses:
-    """The task losses of a micro-batch as a function of what trains; with everything else of the update.
-
-    Attributes:
-      params: those that train, at which the gradient is taken; frozen: the rest of them.
-      counts: float32 [T], valid labels of the whole update.
-      labelled: float32 [T], labelled samples of these rows, for GradNorm.
-      weights: float32 [T], of the tasks.
-    """
-
-    objective: Objective
-    params: Any
-    frozen: Any
-    counts: jax.Array
-    labelled: jax.Array
-    weights: jax.Array
-    step: jax.Array
-
-    def trained(self, micro: _Micro) -> tuple[Any, Any]:
-        """What is differentiated: parameters, and taps that see gradients inside the model where they are recorded."""
-        whole = merge_params(self.params, self.frozen)
-        batch, targets, number, model_state = micro
-        return self.params, self.objective.cotangent_taps(whole, model_state, batch, targets, self.step, number)
-
-    def tasks(self, trained: tuple[Any, Any], micro: _Micro) -> tuple[jax.Array, MicroBatchStats]:
-        """(float32 [T], statistics) of parameters and taps."""
-        params = merge_params(trained[0], self.frozen)
-        batch, targets, number, model_state = micro
-        task_losses, stats = self.objective.task_losses(
-            params, model_state, batch, targets, self.counts, self.step, number, trained[1]
-        )
-        # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
-        has_rows = (batch["weight"] > 0).any()
-        return task_losses, stats.replace(model_state=_select(has_rows, stats.model_state, model_state))
-
-    def total(self, trained: tuple[Any, Any], micro: _Micro) -> tuple[jax.Array, tuple[jax.Array, MicroBatchStats]]:
-        """(the weighted loss, what `tasks` gives)."""
-        task_losses, stats = self.tasks(trained, micro)
-        return jnp.vdot(self.weights, task_losses), (task_losses, stats)
-
-    def of_labelled(self, params: Any, micro: _Micro, measure: GradNormSettings) -> tuple[jax.Array, None]:
-        """What GradNorm measures, float32 [T]."""
-        batch, targets, number, model_state = micro
-        return self.objective.labelled_losses(
-            merge_params(params, self.frozen),
-            model_state,
-            batch,
-            targets,
-            self.labelled,
-            self.step,
-            number,
-            zero_metadata=measure.zero_metadata,
-            refine=measure.refine,
-        ), None
-
-
-def _gradient(of: _Losses, micro: _Micro) -> GradSums:
-    """Gradient of the weighted loss of one micro-batch."""
-    (grads, tapped), (task_losses, stats) = jax.grad(of.total, has_aux=True)(of.trained(micro), micro)
-    return GradSums(grads, task_losses, of.objective.with_tapped(stats, tapped, grads))
-
-
-def _measured_gradient(of: _Losses, micro: _Micro, measure: GradNormSettings) -> GradSums:
-    """As `_gradient`, with those of the single tasks."""
-    if not measure.folded:
-        sums = _gradient(of, micro)
-        alone, _, grads = gradnorm.task_gradients(lambda params: of.of_labelled(params, micro, measure), of.params)
-        return sums.replace(gradnorm=TaskGradients(alone, grads))
-    task_losses, stats, (task_grads, tapped) = gradnorm.task_gradients(
-        lambda trained: of.tasks(trained, micro), of.trained(micro)
-    )
-    grads = gradnorm.combine(task_grads, of.weights)
-    stats = of.objective.with_tapped(stats, None if tapped is None else tapped.over_first_axis(), grads)
-    return GradSums(grads, task_losses, stats, TaskGradients(task_losses, task_grads))
 
 
 def grad_sums(
@@ -174,21 +95,58 @@ def grad_sums(
       frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
     """
     labelled = losses.label_counts(~targets.null, batch["weight"])
-    of = _Losses(objective, params, frozen, counts, labelled, task_weights, step)
 
-    def gradient(micro: _Micro) -> GradSums:
-        return _gradient(of, micro) if measure is None else _measured_gradient(of, micro, measure)
+    def gradient(micro: Batch, targets: Targets, index: jax.Array, model_state: Any) -> tuple[GradSums, Any]:
+        def task_losses(params: Any) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
+            whole = merge_params(params, frozen)
+            return objective.task_losses(whole, model_state, micro, targets, counts, step, index)
 
+        def weighted_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, tuple[Any, MicroBatchStats]]]:
+            each, aux = task_losses(params)
+            return jnp.vdot(task_weights, each), (each, aux)
+
+        def labelled_losses(params: Any) -> tuple[jax.Array, None]:
+            assert measure is not None
+            whole, zero, refine = merge_params(params, frozen), measure.zero_metadata, measure.refine
+            given = whole, model_state, micro, targets, labelled, step, index
+            return objective.labelled_losses(*given, zero_metadata=zero, refine=refine), None
+
+        if measure is not None and measure.folded:
+            each, (new_state, stats), task_grads = gradnorm.task_gradients(task_losses, params)
+            grads, measured = gradnorm.combine(task_grads, task_weights), TaskGradients(each, task_grads)
+            return GradSums(grads, each, stats, measured), new_state
+        grads, (each, (new_state, stats)) = jax.grad(weighted_loss, has_aux=True)(params)
+        sums = GradSums(grads, each, stats)
+        if measure is not None:
+            alone, _, task_grads = gradnorm.task_gradients(labelled_losses, params)
+            sums = sums.replace(gradnorm=TaskGradients(alone, task_grads))
+        return sums, new_state
+
+    sums, new_state = over_micro_batches(gradient, GradSums.merge, batch, targets, model_state)
+    return sums.replace(model_state=new_state)  # type: ignore[no-any-return]
+
+
+def over_micro_batches(
+    function: Callable[[Batch, Targets, jax.Array, Any], tuple[Result, Any]],
+    merge: Callable[[Result, Result], Result],
+    batch: Batch,
+    targets: Targets,
+    model_state: Any,
+) -> tuple[Result, Any]:
+    """The merged results of the micro-batches of an update, and the model's state after them.
+
+    Args:
+      function: (micro-batch, its targets, its index int32 [], model's state) -> (result, model's state after it).
+      batch, targets: leading [A, B].
+    """
     micro_batches = batch["label"].shape[0]
-    first = gradient(_Micro(tree_index(batch, 0), tree_index(targets, 0), jnp.int32(0), model_state))
+    first = function(tree_index(batch, 0), tree_index(targets, 0), jnp.int32(0), model_state)
     if micro_batches == 1:
         return first
 
-    def body(total: GradSums, x: tuple[Batch, Targets, jax.Array]) -> tuple[GradSums, None]:
-        part = gradient(_Micro(*x, total.measured.model_state))
-        merged = objective.merge(total.measured, part.measured)
-        summed: GradSums = jax.tree.map(jnp.add, total.replace(measured=None), part.replace(measured=None))
-        return summed.replace(measured=merged), None
+    def body(carry: tuple[Result, Any], x: tuple[Batch, Targets, jax.Array]) -> tuple[tuple[Result, Any], None]:
+        part, model_state = function(*x, carry[1])
+        return (merge(carry[0], part), model_state), None
 
     rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
@@ -209,12 +167,9 @@ def apply(
     objective: Objective, settings: StepSettings, state: TrainState, sums: GradSums, targets: Targets, batch: Batch
 ) -> tuple[TrainState, StepOutputs]:
     """Clips, transforms and applies the gradient, at the learning rates of `state.step`; skips non-finite updates."""
-    weights, stats = state.gradnorm.weights, sums.measured
-    loss = jnp.vdot(weights, sums.task_losses)
+    loss = jnp.vdot(state.gradnorm.weights, sums.task_losses)
     update = Update(settings, Trainable(state.params, state.opt_state, state.ema), sums.grads, state.step)
     finite = jnp.isfinite(update.norm) & jnp.isfinite(loss)
-    if objective.recorder is not None:
-        finite &= objective.recorder.all_finite(stats.frames)
 
     gradnorm_state, gradnorm_metrics = state.gradnorm, dict[str, jax.Array]()
     if sums.gradnorm is not None and settings.gradnorm is not None:
@@ -231,7 +186,7 @@ def apply(
     new, clipped_norm = update.new(rates, finite & probes.ordering_token(probe_results))
 
     assert state.interval is not None  # only in a checkpoint
-    statistics = _statistics(targets, batch, stats, loss, update.norm, finite)
+    statistics = _statistics(targets, batch, sums.stats, loss, update.norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     outputs = StepOutputs(
@@ -247,12 +202,11 @@ def apply(
         statistics=statistics,
         gradnorm=gradnorm_metrics,
         probes=probe_results,
-        frames=stats.frames,
     )
     new_state = TrainState(
         step=state.step + 1,
         params=new.params,
-        model_state=_select(finite, stats.model_state, state.model_state),
+        model_state=_select(finite, sums.model_state, state.model_state),
         opt_state=new.opt_state,
         gradnorm=_select(finite, gradnorm_state, state.gradnorm),
         ema=new.ema,
@@ -282,15 +236,15 @@ def _probe_inputs(
         task_losses=sums.task_losses,
         task_weights=state.gradnorm.weights,
         counts=losses.label_counts(targets.loss_mask, batch["weight"]),
-        sums=sums.measured.sums,
+        sums=sums.stats.sums,
         batch=batch,
         null=targets.null,
         loss_mask=targets.loss_mask,
         partner_label=targets.partner_label,
         lam=targets.lam,
         probabilities=scheduled,
-        preview=sums.measured.preview,
-        sample_losses=sums.measured.sample_losses,
+        preview=sums.stats.preview,
+        sample_losses=sums.stats.sample_losses,
         updates=updates,
     )
 

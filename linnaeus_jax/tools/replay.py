@@ -37,6 +37,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     from linnaeus_jax.config.saved import config_from_json
     from linnaeus_jax.debugging import crash_bundle, nonfinite
     from linnaeus_jax.debugging.overflow import OverflowDetected
+    from linnaeus_jax.debugging.update_frames import compile_update_frames
     from linnaeus_jax.files import RunDirectory
     from linnaeus_jax.run.experiment import preview_experiment
     from linnaeus_jax.schedules import OpsSchedule
@@ -49,7 +50,7 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
     except (ValueError, KeyError, TypeError, AttributeError) as reason:
         raise crash_bundle.BundleError(f"{bundle} holds no complete crash bundle: {reason}") from reason
     detector = config.debug.underflow_overflow
-    detector.enabled, detector.max_frames_to_save = not debug_nans, frames
+    detector.max_frames_to_save = frames
     detector.gradients |= gradients
     detector.trace_batch_nums, detector.abort_after_batch_num = (), None
     experiment = preview_experiment(config, RunDirectory(bundle))
@@ -67,12 +68,15 @@ def replay(bundle: Path, *, frames: int = 21, debug_nans: bool = False, gradient
                 return 1
         print(f"update {step}: every operation is finite")
         return 0
-    compiled = compile_step(experiment.program.train_step(name), state, batch, experiment.placement, name)
+    program, placement = experiment.program, experiment.placement
+    observe = compile_update_frames(program, state, batch, placement, gradients=detector.gradients)
+    frames_of_update = fetch(observe(state, batch))
+    compiled = compile_step(program.train_step(name), state, batch, placement, name)
     _, outputs = compiled(state, batch)
     outputs = fetch(outputs)
     print(f"update {step}: loss {float(outputs.loss):g}, gradient norm {float(outputs.grad_norm):g}")
     try:
-        experiment.debug.monitor.consume(step, outputs.frames)
+        experiment.debug.monitor.consume(step, frames_of_update)
     except OverflowDetected as error:
         print(f"first frame that is not finite: {error.where}")
         return 1

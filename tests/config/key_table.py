@@ -14,7 +14,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from flax import linen as nn
 
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.debugging import loss_texts
@@ -911,13 +910,6 @@ PROFILER = {"debug.profiler.enabled": True}
 GRADNORM_FLAGS = ("loss.gradnorm_memory", "loss.gradnorm_metrics", "loss.verbose_gradnorm_logging")
 
 
-def recorder(site: Site) -> Any:
-    """What the detector records with."""
-    make = site.session.make_recorder
-    assert make is not None
-    return make(nn.Dense(1))
-
-
 def flag_row(flag: str) -> Row:
     """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
     mark = f"[DEBUG_{leaf(flag).upper()}]"
@@ -939,15 +931,15 @@ add(
     stall_seconds=Row(0.01, lambda s: "nothing has finished for 0 s" in s.log(), True, group="short"),
     nans=Row(True, at("looked_for"), ("nan",)),
     infs=Row(True, at("looked_for"), ("inf",)),
-    crash_bundle=Row(True, at("session.reads_every_update"), True),
+    crash_bundle=Row(True, at("session.writes_bundle"), True),
 )
 add(
     "debug.underflow_overflow",
-    enabled=Row(True, lambda s: s.session.make_recorder is not None, True),
+    enabled=Row(True, at("session.detector.enabled"), True),
     max_frames_to_save=Row(5, at("session.monitor.max_frames_to_save"), 5, DETECTOR),
     trace_batch_nums=Row((1, 3), lambda s: sorted(s.session.monitor.trace_batch_nums), [1, 3], DETECTOR),
     abort_after_batch_num=Row(4, at("session.monitor.abort_after_batch_num"), 4, DETECTOR),
-    gradients=Row(True, lambda s: recorder(s).gradients, True, DETECTOR),
+    gradients=Row(True, at("session.detector.gradients"), True, DETECTOR),
 )
 add(
     "debug.jsonl",

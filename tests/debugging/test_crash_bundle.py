@@ -25,7 +25,7 @@ BATCH = {"label": np.zeros((2, 3), np.int64)}
 
 @pytest.fixture
 def bundle(tmp_path):
-    state = State({"w": jnp.arange(100.0)}, jnp.asarray(8), jnp.asarray(1))
+    state = crash_bundle.before_skipped(State({"w": jnp.arange(100.0)}, jnp.asarray(8), jnp.asarray(1)))
     return crash_bundle.write(tmp_path, plain(get_config()), 7, state, {"label": np.arange(6).reshape(2, 3)})
 
 

@@ -416,7 +416,7 @@ def test_merging():
     values = np.array([[1, 5], [2, np.nan], [0.5, np.inf]], np.float32)
     a, b, c = (record({}, value)[1] for value in values)
     np.testing.assert_array_equal(merged(a, merged(b, c)).rows, merged(merged(c, b), a).rows)
-    np.testing.assert_array_equal(np.asarray(merged(a, c).rows)[0], [0.5, np.inf, 0, 1])
-    np.testing.assert_array_equal(np.asarray(merged(a, b).rows)[0], [np.nan, np.nan, 1, 0])
+    assert merged(a, c).listing()[0].rows[0][1:] == (0.5, np.inf, False, True, "")
+    np.testing.assert_array_equal(merged(a, b).listing()[0].rows[0][1:5], (np.nan, np.nan, True, False))
     with pytest.raises(ValueError, match="cannot be merged: 1 and 1 frames"):
         merge(a, record({}, None)[1])

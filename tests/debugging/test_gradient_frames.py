@@ -205,33 +205,6 @@ def test_first_bad_gradient_is_named(capsys):
     assert " grad output\n" in text
 
 
-def test_several_losses_at_once():
-    x = normal(1, 5, 4)
-    model = Chain()
-    variables = initial(model, x)
-    recorder = FrameRecorder(model)
-
-    def losses(params, taps):
-        return jnp.sum(recorder.apply({"params": params}, x, taps=taps)[0]["y"] ** 2, axis=0)
-
-    @jax.jit
-    def all_and_each(params):
-        taps = recorder.cotangent_taps(variables, x)
-        _, pullback = jax.vjp(losses, params, taps)
-        grads, found = jax.vmap(pullback)(jnp.eye(2))
-        alone = [pullback(cotangent) for cotangent in jnp.eye(2)]
-        together = found.over_first_axis().frames(jax.tree.map(lambda g: g.sum(0), grads))
-        return together, [seen.frames(grad) for grad, seen in alone]
-
-    together, alone = all_and_each(variables["params"])
-    together, parts = together.listing(), [frames.listing() for frames in alone]
-    for frame, left, right in zip(together, *parts, strict=True):
-        for row, a, b in zip(frame.rows, left.rows, right.rows, strict=True):
-            if "put" in row.label:
-                expected = min(a.absmin, b.absmin), max(a.absmax, b.absmax)
-                np.testing.assert_allclose((row.absmin, row.absmax), expected, rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_the_real_model_under_remat_scan_and_accumulation():
     """Merged over micro-batches they are those of the whole batch, computed in one program of the plain model."""

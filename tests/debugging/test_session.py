@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.plugins import import_plugins
+from linnaeus_jax.config.saved import config_from_json
+from linnaeus_jax.debugging import crash_bundle
 from linnaeus_jax.debugging.flags import FLAGS, leaf
+from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.registry import MODELS
-from linnaeus_jax.run.experiment import Experiment
+from linnaeus_jax.run.experiment import Experiment, preview_experiment
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
 from tests.extending.common import EXAMPLES
@@ -208,6 +211,73 @@ def test_what_breaks_in_the_backward_pass_is_named(tmp_path, monkeypatch, one_de
     name, kind = line.split()[-2:]
     assert (name, kind) == ("second", "_Steep")
     assert f" {name} _Steep" in text
+
+
+class _Infinite(nn.Module):
+    """Infinite from its third pass in training on."""
+
+    @nn.compact
+    def __call__(self, x):
+        passes = self.variable("passes", "done", jnp.zeros, ())
+        out = x + jnp.where(passes.value > 1.5, jnp.inf, 0.0)
+        if self.is_mutable_collection("passes") and not self.is_initializing():
+            passes.value += 1
+        return out
+
+
+class _HiddenToy(toy.Toy):
+    """With a module whose infinity the loss does not depend on."""
+
+    def setup(self):
+        super().setup()
+        self.hidden = _Infinite()
+
+    def encode_tokens(self, features, meta=None, *, meta_valid_BK=None, train=False):
+        features = jnp.where(jnp.isfinite(self.hidden(features)), features, 1.0 * features)
+        return super().encode_tokens(features, meta, meta_valid_BK=meta_valid_BK, train=train)
+
+
+@pytest.fixture
+def hidden_infinity(tmp_path, monkeypatch):
+    """Starts a run whose layer `hidden` is infinite from update 2 on, which the loss does not depend on."""
+    monkeypatch.setitem(MODELS.entries, "toy", _HiddenToy)
+
+    def start(name, **detector):
+        settings = {f"debug__underflow_overflow__{key}": value for key, value in detector.items()}
+        config = tiny_config(
+            tmp_path / "data", model__type="toy", train__epochs=1, debug__jsonl__enabled=False, **settings
+        )
+        return run(config, tmp_path / name)
+
+    return start
+
+
+def test_an_infinity_that_the_loss_never_sees_is_found_before_its_update(tmp_path, hidden_infinity):
+    with pytest.raises(UserError, match="inf/nan detected") as caught:
+        hidden_infinity("detected", enabled=True)
+    assert str(caught.value).endswith("First frame that is not finite: hidden _Infinite, in update 2")
+    bundle = tmp_path / "detected" / "crash" / "update_2"
+    saved, step = crash_bundle.read_config(bundle)
+    experiment = preview_experiment(config_from_json(saved), RunDirectory(bundle))
+    state = crash_bundle.read_state(bundle, experiment.abstract_state)
+    assert (step, int(state.step), int(state.skipped)) == (2, 2, 0)
+    assert float(state.model_state["passes"]["hidden"]["done"]) == 2
+
+
+def test_a_trace_leaves_the_run_as_it_is(tmp_path, hidden_infinity):
+    plain, traced = hidden_infinity("plain"), hidden_infinity("traced", enabled=True, trace_batch_nums=(1, 3))
+    assert not (tmp_path / "traced" / "crash").exists()
+    text = debug_text(tmp_path / "traced")
+    assert [text.count(f"*** Starting batch number={number} ***") for number in range(5)] == [0, 1, 0, 1, 0]
+    assert text.count("     inf      inf output\n") == 1
+    kept = [key for key in plain if not key.endswith(("_sec", "_per_sec"))]
+    assert {key: plain[key] for key in kept} == {key: traced[key] for key in kept}
+
+
+@pytest.mark.parametrize("trace", [(), (1,)])
+def test_the_run_stops_after_the_update_that_is_named(hidden_infinity, trace):
+    with pytest.raises(UserError, match="aborting after 2 batches"):
+        hidden_infinity("stopped", enabled=True, trace_batch_nums=trace, abort_after_batch_num=1)
 
 
 def test_crash_bundle_without_the_detector(tmp_path, poison):

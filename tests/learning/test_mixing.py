@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,23 @@ from linnaeus_jax.learning.mixing import MixDraws, MixSettings
 from tests.npz import load_npz
 
 BOUNDS = ((0, 2), (2, 5))
-mix_drawn = jax.jit(mixing.mix, static_argnames=("settings", "bounds"))
+
+
+class Mixed(NamedTuple):
+    """A mixed micro-batch."""
+
+    image: Any
+    meta: Any
+    valid: Any
+    partner_label: Any
+    lam: Any
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "bounds"))
+def mix_drawn(image, meta, valid, label, partner, group, draws, *, settings, bounds) -> Mixed:
+    inputs = mixing.mix_inputs(image, meta, valid, partner, group, draws, settings=settings, bounds=bounds)
+    size = image.shape[1:3]
+    return Mixed(*inputs, *mixing.mix_labels(label, partner, group, draws, settings=settings, image_size=size))
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +130,10 @@ def test_boxes(golden):
 
 
 @functools.partial(jax.jit, static_argnames="mix_settings")
-def mix(image, meta, valid, label, partner, group, key, p_mix, mix_settings) -> mixing.Mixed:
+def mix(image, meta, valid, label, partner, group, key, p_mix, mix_settings) -> Mixed:
     """A micro-batch mixed with the draws of `key`."""
     draws = mixing.draw_mix(key, p_mix, image.shape[0], image.shape[1:3], mix_settings)
-    return mixing.mix(image, meta, valid, label, partner, group, draws, settings=mix_settings, bounds=BOUNDS)
+    return mix_drawn(image, meta, valid, label, partner, group, draws, settings=mix_settings, bounds=BOUNDS)
 
 
 def batch(size, block, rng) -> tuple[Any, Any, Any, Any, Any, Any]:
@@ -262,7 +278,7 @@ def check_sharded_mixing(devices, size, block):
     args = batch(size, block, np.random.default_rng(1))
     mix_settings = MixSettings(block=block, mixup=True, cutmix=True)
 
-    def run(image: Any, meta: Any, valid: Any, label: Any, partner: Any, group: Any) -> mixing.Mixed:
+    def run(image: Any, meta: Any, valid: Any, label: Any, partner: Any, group: Any) -> Mixed:
         key = jax.random.key(5)
         return mix(image, meta, valid, label, partner, group, key, 1.0, mix_settings)
 

@@ -50,7 +50,6 @@ def outputs(loss: float, *, skipped_in_a_row: int = 0, probes: dict | None = Non
         statistics=sums(loss),
         gradnorm={},
         probes=probes or {},
-        frames=None,
     )
 
 

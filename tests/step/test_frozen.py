@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.debugging.event_log import EventFacts, event_log_probes
-from linnaeus_jax.debugging.frame_recorder import FrameRecorder
+from linnaeus_jax.debugging.update_frames import make_update_frames
 from linnaeus_jax.learning.update import Optimizer, ParameterRow, merge_params
 from linnaeus_jax.run.trainer import run
 from linnaeus_jax.step.train_step import grad_sums
@@ -199,8 +199,7 @@ def test_everything_frozen(tmp_path):
     config = toy.with_group(tiny_config(tmp_path, **overrides), toy.starting(""), frozen=True)
     events = Events()
     probes = log_probes(events, [])
-    record = functools.partial(FrameRecorder, gradients=True)
-    program, inputs, placement = build(config, tmp_path, probes=probes, make_recorder=record)
+    program, inputs, placement = build(config, tmp_path, probes=probes)
     start = jax.device_get(initial_state(program))
     after, outs = run_updates(program, inputs, placement, 2)
     assert [float(out.grad_norm) for out in outs] == [0.0, 0.0]
@@ -215,12 +214,12 @@ def test_everything_frozen(tmp_path):
 
 def test_gradient_frames_show_the_parameters_that_train(tmp_path):
     config = toy.with_group(tiny_config(tmp_path, **SGD), TRUNK, frozen=True)
-    record = functools.partial(FrameRecorder, gradients=True)
-    program, inputs, _ = build(config, tmp_path, make_recorder=record)
+    program, inputs, _ = build(config, tmp_path)
     with inputs.train_loader(0, 1) as loader:
         batch = dict(next(loader)[1])
-    _, out = jax.eval_shape(program.train_step("plain"), jax.eval_shape(program.initial_state), batch)
-    shown = {frame.name for frame in out.frames.table for label, _ in frame.rows if label == "grad weight"}
+    observe = make_update_frames(program.objective, program.settings.optimizer, gradients=True)
+    frames = jax.eval_shape(observe, jax.eval_shape(program.initial_state), batch)
+    shown = {frame.name for frame in frames.table for label, _ in frame.rows if label == "grad weight"}
     assert shown == {f"head.{task}" for task in program.objective.tasks}
 
 

@@ -96,8 +96,8 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     zero = jax.tree.map(np.zeros_like, gradients[0].grads)
     assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
     np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
-    for name, value in gradients[0].measured.sums.items():
-        np.testing.assert_allclose(gradients[1].measured.sums[name], value, rtol=1e-5)
+    for name, value in gradients[0].stats.sums.items():
+        np.testing.assert_allclose(gradients[1].stats.sums[name], value, rtol=1e-5)
 
 
 def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     def sums(batch, model_state):
         targets, counts = program.objective.build_targets(batch, state.step)
         found = grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
-        return found.measured.model_state, found.grads
+        return found.model_state, found.grads
 
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
