@@ -45,7 +45,7 @@ from linnaeus_jax.inference.files.prediction_files import FORMATS, unfinished
 from linnaeus_jax.inference.files.prediction_lines import lines_for
 from linnaeus_jax.inference.forward import BUCKETS
 from linnaeus_jax.inference.model import load
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.run import evaluate
 from linnaeus_jax.step.evaluation import Evaluator
 from linnaeus_jax.taxonomy.tree import TaxonomyTree

@@ -43,7 +43,7 @@ from benchmarks.common import add_names, interleaved, write_results
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 Row = dict[str, Any]
 OBSERVATION = {"latitude": "48.2", "longitude": "16.4", "date": "2024-05-17"}

@@ -197,7 +197,7 @@ FAULTS = [
         ('item.name.upper() == "ELEVATION" or ', ""),
     ),
     *faults(
-        "data/encodings.py",
+        "data/metadata.py",
         "tests/building tests/reading/test_metadata.py",
         ("phi, lam = np.deg2rad(latitude)", "lam, phi = np.deg2rad(latitude)"),
     ),

@@ -13,11 +13,11 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from linnaeus_jax.checks.schedule import SCHEDULE_RULES, Rule, error_lines
-from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.derived import mixes
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.keys import value_of
+from linnaeus_jax.config.paths import typed_command
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.config.values import rule_of, wrong_values

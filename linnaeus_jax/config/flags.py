@@ -15,12 +15,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import complete_open_nodes, declared, get_config
 from linnaeus_jax.config.errors import ConfigError, text_of
 from linnaeus_jax.config.keys import Key
 from linnaeus_jax.config.open_nodes import OPEN_NODES
-from linnaeus_jax.config.paths import nearest_file, other_than_file
+from linnaeus_jax.config.paths import nearest_file, other_than_file, typed_command
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.processes import OPTIONS
 from linnaeus_jax.config.saved import config_from_json

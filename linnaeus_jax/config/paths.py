@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import stat
-from pathlib import Path
+import subprocess
+from pathlib import Path, PurePath
+
+
+def typed_command(*words: str | PurePath) -> str:
+    """One line for the shell of this system, each word quoted where it must be.
+
+    Args:
+      words: the program and its arguments; a path that begins with a dash is written so that it is no option.
+    """
+    given = [f".{os.sep}{word}" if isinstance(word, PurePath) and str(word)[:1] == "-" else str(word) for word in words]
+    return subprocess.list2cmdline(given) if os.name == "nt" else shlex.join(given)
+
+
+def program(name: str, *words: str | PurePath) -> str:
+    """The command of a program of this package, such as `main` or `tools.predict`, see `typed_command`."""
+    return typed_command("python", "-m", f"linnaeus_jax.{name}", *words)
+
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, text_dataset, text_of, values_of
-from linnaeus_jax.data.texts import sanitize_line
+from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, sanitize_line, text_dataset, text_of, values_of
 
 #: datasets of the labels file, all of them optional: one text per row, "" where nothing is known
 CREDITS = ("license", "rights_holder", "source_doi")

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import TrainingError, UserError
 from linnaeus_jax.data.labels import LabelTable
+from linnaeus_jax.data.labels_file import sanitize_line
 from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.data.texts import sanitize_line
 from linnaeus_jax.registry import IMAGE_SOURCES
 
 logger = logging.getLogger("linnaeus_jax.data")

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, text_hashes
-from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, text_dataset, text_of, values_of
-from linnaeus_jax.data.texts import sanitize_line
+from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, sanitize_line, text_dataset, text_of, values_of
 from linnaeus_jax.mistakes import InputError
 
 #: name of a split -> its labels file and the rows of it

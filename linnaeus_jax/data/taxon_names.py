@@ -15,8 +15,15 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from linnaeus_jax.data.labels_file import CHUNK, open_labels, text_dataset, text_of, validated_dataset, values_of
-from linnaeus_jax.data.texts import sanitize_line
+from linnaeus_jax.data.labels_file import (
+    CHUNK,
+    open_labels,
+    sanitize_line,
+    text_dataset,
+    text_of,
+    validated_dataset,
+    values_of,
+)
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from linnaeus_jax.config.commands import program, typed_command
+from linnaeus_jax.config.paths import program, typed_command
 from linnaeus_jax.mistakes import InputError
 
 log = logging.getLogger("linnaeus_jax")

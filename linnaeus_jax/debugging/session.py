@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from linnaeus_jax.config.commands import program
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.debugging import crash_bundle, flag_texts, loss_texts, nonfinite
 from linnaeus_jax.debugging.event_log import (

@@ -25,7 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, LABEL_CHECKSUMS, PIXELS
-from linnaeus_jax.data.encodings import (
+from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.image_checks import checksum, write_checksums
+from linnaeus_jax.data.labels import read_identifiers_digest
+from linnaeus_jax.data.labels_file import json_attribute
+from linnaeus_jax.data.metadata import (
     BROADRANGE_2,
     SPATIAL_ATTRIBUTES,
     elevation_attributes,
@@ -33,10 +37,6 @@ from linnaeus_jax.data.encodings import (
     sinusoidal_attributes,
     unit_sphere,
 )
-from linnaeus_jax.data.hdf5 import open_hdf5
-from linnaeus_jax.data.image_checks import checksum, write_checksums
-from linnaeus_jax.data.labels import read_identifiers_digest
-from linnaeus_jax.data.labels_file import json_attribute
 from linnaeus_jax.data.taxon_names import read_taxon_names, write_taxon_names
 from linnaeus_jax.demo.drawing import draw
 from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 __all__ = ["Observation"]

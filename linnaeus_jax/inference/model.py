@@ -21,8 +21,7 @@ from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, fin
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
-from linnaeus_jax.reading.metadata import Encoded
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.step import process
 
 Said = TypeVar("Said")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from linnaeus_jax.config.commands import typed_command
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.flags import COMMAND, QUICKSTART, SWITCHES, option_name
+from linnaeus_jax.config.paths import typed_command
 from linnaeus_jax.config.tree import kind_of, nearest_key
 from linnaeus_jax.migration import OPTIONS
 from linnaeus_jax.migration.experiments import excuse_of, target_key, target_value

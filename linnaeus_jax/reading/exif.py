@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 from linnaeus_jax.data.decoding import open_header
 from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.dates import UNKNOWN_ZONE
-from linnaeus_jax.reading.observation import Observation, is_unset_place
+from linnaeus_jax.reading.metadata import Observation, is_unset_place
 
 COLUMNS: tuple[str, ...] = ("latitude", "longitude", "date", "time", "elevation")
 _NONE: tuple[str | None, ...] = (None,) * len(COLUMNS)

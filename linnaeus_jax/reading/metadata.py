@@ -10,17 +10,55 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.encodings import HIGHEST, LOWEST, MOST_LATITUDE, MOST_LONGITUDE, PERIODS, WAVES
+from linnaeus_jax.data.metadata import HIGHEST, LOWEST, MOST_LATITUDE, MOST_LONGITUDE, PERIODS, WAVES
 from linnaeus_jax.reading.dates import UNKNOWN_MOMENT, BadDate, Moment, read_moment
-from linnaeus_jax.reading.observation import Observation
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Text = TypeVar("Text", "pl.Series", "pl.Expr")
+
+
+def is_unset_place(latitude: Any, longitude: Any) -> Any:
+    """Whether degrees are exactly 0, 0: what cameras and tables write that do not know the place.
+
+    Args:
+      latitude, longitude: numbers, or columns of them.
+    """
+    return (latitude == 0) & (longitude == 0)
+
+
+def with_decimal_point(text: Text) -> Text:
+    """Text with the decimal comma of a number, such as "-3,25", as a point; other text stays."""
+    return text.str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What is known of one picture besides its pixels; None where it is not.
+
+    Attributes:
+      latitude, longitude: degrees, -90 to 90 and -180 to 180.
+      date: a date or a moment of the standard library, NumPy or pandas, or text in the forms of ISO 8601 such as
+        "2024-05-17T10:20+02:00" or "2024-05"; a moment without an offset is in UTC.
+      elevation: metres above the sea.
+      components: name of a component -> its numbers, as in the labels file; they count before the others.
+    """
+
+    latitude: Any = None
+    longitude: Any = None
+    date: Any = None
+    elevation: Any = None
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
 
 _ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")
 _MOMENT = re.compile(rf"({'|'.join(PERIODS)})_({'|'.join(WAVES)})")

@@ -19,7 +19,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links, link_columns
 from linnaeus_jax.reading.delimited import RecordReader, TextSource, clean_text, find_dialect
-from linnaeus_jax.reading.observation import with_decimal_point
+from linnaeus_jax.reading.metadata import with_decimal_point
 from linnaeus_jax.reading.schema import Progress
 
 QUOTES = ("csv", "none")

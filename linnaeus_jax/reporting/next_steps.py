@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.defaults import get_config
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.data.preprocessing import BEST_SIDE
 from linnaeus_jax.files import free_directory

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import ConfigError
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.config.redaction import redacted, sanitize
 from linnaeus_jax.config.section import nested
 from linnaeus_jax.config.typed import ExperimentConfig

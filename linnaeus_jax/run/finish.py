@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from linnaeus_jax.config.commands import program
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.files import DamagedFileError, RunDirectory
 from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.display import baseline_table, phase_tables

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
-from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.demo.baselines import demo_baselines
 from linnaeus_jax.demo.generate import read_parameters, write_demo
 from linnaeus_jax.reporting.next_steps import next_steps

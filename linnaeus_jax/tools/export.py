@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linnaeus_jax import tools
-from linnaeus_jax.config.commands import typed_command
+from linnaeus_jax.config.paths import typed_command
 
 
 @tools.command()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from linnaeus_jax import tools
-from linnaeus_jax.config.commands import program
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.demo.as_files import FORMS, write_demo_files
 from linnaeus_jax.demo.generate import IMAGE_SIZE, ROWS, DemoSummary, write_demo
 from linnaeus_jax.files import free_directory

@@ -119,7 +119,7 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     from linnaeus_jax.inference.files.picture_list import list_pictures, of_shard
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.reading.columns import split_options
-    from linnaeus_jax.reading.observation import Observation
+    from linnaeus_jax.reading.metadata import Observation
     from linnaeus_jax.reading.paths import Shard
 
     try:
@@ -310,7 +310,7 @@ def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions
     from linnaeus_jax.inference.pictures import PictureError
     from linnaeus_jax.inference.quality.explaining import explain as explain_one
     from linnaeus_jax.reading.exif import observation_of
-    from linnaeus_jax.reading.observation import Observation
+    from linnaeus_jax.reading.metadata import Observation
 
     written = not_finite = 0
     with tools.progress_bar("explaining") as progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from linnaeus_jax.config import commands
+from linnaeus_jax.config import paths
 from linnaeus_jax.config.redaction import sanitize
 from linnaeus_jax.migration.command_lines import replacement
 from linnaeus_jax.reporting.next_steps import next_steps
@@ -27,7 +27,7 @@ def words(line: str) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shell_gets_the_names_of_printed_commands(name):
     done = subprocess.run(
-        ["sh", "-c", commands.typed_command("printf", "%s\\n", Path(name))], capture_output=True, check=True
+        ["sh", "-c", paths.typed_command("printf", "%s\\n", Path(name))], capture_output=True, check=True
     )
     assert Path(os.fsdecode(done.stdout[:-1])) == Path(name)
     run, bundle = Path(name) / "run", Path(name) / "run_bundle"
@@ -36,22 +36,22 @@ def test_a_shell_gets_the_names_of_printed_commands(name):
     assert not any(word.startswith("-") for line in typed for word in line)
     assert f"--config.data.h5.labels_path={name}/labels.h5" in words(training(Path(name)))
     assert f"--workdir={name}" in words(replacement(["--cfg", "x.yaml", "--saving_path", name]).splitlines()[0])
-    assert f"--config.a={name}" in words(commands.program("main", f"--config.a={name}"))
+    assert f"--config.a={name}" in words(paths.program("main", f"--config.a={name}"))
 
 
 def test_windows_quotes_as_its_shell_reads(monkeypatch):
-    monkeypatch.setattr(commands.os, "name", "nt")
-    assert commands.program("main", "--config=a b/c.py") == 'python -m linnaeus_jax.main "--config=a b/c.py"'
+    monkeypatch.setattr(paths.os, "name", "nt")
+    assert paths.program("main", "--config=a b/c.py") == 'python -m linnaeus_jax.main "--config=a b/c.py"'
 
 
 def test_every_printed_command_is_made_in_one_place():
     """But for those without a name that is the user's, such as PICTURES or a placeholder in capitals."""
-    package = Path(commands.__file__).parents[1]
+    package = Path(paths.__file__).parents[1]
     found = [
         f"{path.relative_to(package)}:{number}"
         for path in package.rglob("*.py")
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
-        if path != Path(commands.__file__)
+        if path != Path(paths.__file__)
         and ("shlex" in line or ("python -m linnaeus_jax" in line and ("%s" in line or "{" in line.split("-m")[1])))
     ]
     assert found == []

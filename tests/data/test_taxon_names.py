@@ -10,8 +10,8 @@ import pytest
 
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, write_assets
+from linnaeus_jax.data.labels_file import LONGEST, sanitize_line
 from linnaeus_jax.data.taxon_names import TaxonNames, describe_taxon, read_taxon_names, write_taxon_names
-from linnaeus_jax.data.texts import LONGEST, sanitize_line
 from tests.data.helpers import small_config, write_labels
 
 TAXA = {"taxa_L10": [9, 0, 4, 7], "taxa_L20": [2, 2, 2, 2]}

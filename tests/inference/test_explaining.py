@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.inference.quality.explaining import ALL, explain
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 
 def with_forward(model, forward) -> Any:

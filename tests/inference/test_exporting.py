@@ -37,7 +37,7 @@ from linnaeus_jax.inference.files.exporting import (
 )
 from linnaeus_jax.inference.portable_answers import best_classes
 from linnaeus_jax.models.names import params_from_torch
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.tools import export
 from linnaeus_jax.weights.files import read_state
 from tests.inference.trees import cases

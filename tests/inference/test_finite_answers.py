@@ -29,7 +29,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NotFiniteError, finite_rows
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.inference.quality.explaining import explain
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.tools import evaluate, predict
 from tests.inference.serving_helpers import encoded, serving
 from tests.inference.test_evaluating import data  # noqa: F401  the fixture

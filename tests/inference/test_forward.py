@@ -8,7 +8,7 @@ import pytest
 
 from linnaeus_jax.inference.forward import LARGEST_BATCH, Forward, forward_pass
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 
 @pytest.fixture(scope="module")

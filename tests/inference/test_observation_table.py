@@ -10,7 +10,7 @@ import pytest
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.files.observation_table import ObservationTable, read_observation_table
 from linnaeus_jax.inference.files.picture_list import PictureFile
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 
 def pictures(folder: Path, *names: str) -> list[PictureFile]:

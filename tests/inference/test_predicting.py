@@ -13,7 +13,7 @@ from linnaeus_jax.backend import GPU, PLAIN, tracing_for
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, batch_for, predict_files
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 BROKEN = {3: b"", 4: b"no picture", 11: None}
 GIVEN = {5: Observation(52.5, 13.4, "2024-05-17", 34), 6: Observation(latitude=91, longitude=0)}

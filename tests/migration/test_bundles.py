@@ -16,7 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.model import load
 from linnaeus_jax.migration import bundles
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.weights.exporting import torch_state
 from linnaeus_jax.weights.files import read_state
 from tests.inference.conftest import TAXA, small_taxonomy

@@ -10,7 +10,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from linnaeus_jax.reading.exif import observation_of
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 GPS = ExifTags.GPS
 SYDNEY = {

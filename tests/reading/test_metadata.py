@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from linnaeus_jax.reading.metadata import Component, MetadataEncoder
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Component, MetadataEncoder, Observation
 
 GEO = Component("SPATIAL", ("spatial_x", "spatial_y", "spatial_z"))
 MONTH = Component("TEMPORAL", ("month_sin", "month_cos"))

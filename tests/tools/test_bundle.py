@@ -94,7 +94,7 @@ FAR_AWAY = """
 import json, sys
 import numpy as np
 import linnaeus_jax
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Observation
 
 given = np.load(sys.argv[2])
 model = linnaeus_jax.load(sys.argv[1], buckets=(1, 4))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.scan.checks import SHOWN, Found, error, note, warning
 from linnaeus_jax.building.scan.label_file import LabelFile
-from linnaeus_jax.data.encodings import (
+from linnaeus_jax.data.metadata import (
     MOST_LATITUDE,
     MOST_LONGITUDE,
     elevation_attributes,

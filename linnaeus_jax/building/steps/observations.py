@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.options import BuildOptions
-from linnaeus_jax.data.encodings import (
+from linnaeus_jax.data.metadata import (
     HIGHEST,
     LOWEST,
     MOST_LATITUDE,
@@ -28,7 +28,7 @@ from linnaeus_jax.data.encodings import (
     unit_sphere,
 )
 from linnaeus_jax.reading.dates import DAY_OR_MONTH, UNKNOWN_MOMENT, BadDate, Reading, read_moment
-from linnaeus_jax.reading.observation import is_unset_place, with_decimal_point
+from linnaeus_jax.reading.metadata import is_unset_place, with_decimal_point
 
 #: metres that stand for 0 m
 SEA_LEVEL = 0.01

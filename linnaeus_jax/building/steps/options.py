@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linnaeus_jax.config.errors import ConfigError
-from linnaeus_jax.data.encodings import BROADRANGE_2
+from linnaeus_jax.data.metadata import BROADRANGE_2
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.reading.schema import PLACE
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from linnaeus_jax.config.commands import program
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.config.paths import program
 from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
 from linnaeus_jax.files import free_directory
 from linnaeus_jax.system import usable_cores

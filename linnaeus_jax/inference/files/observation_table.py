@@ -16,7 +16,7 @@ from linnaeus_jax.reading import schema
 from linnaeus_jax.reading.columns import FOLDER, Links
 from linnaeus_jax.reading.dates import BadDate, read_moment
 from linnaeus_jax.reading.file_columns import has_folders, joined_paths
-from linnaeus_jax.reading.observation import Observation, with_decimal_point
+from linnaeus_jax.reading.metadata import Observation, with_decimal_point
 from linnaeus_jax.reading.paths import is_picture
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable

@@ -18,8 +18,7 @@ from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import Pixels, run_rows
 from linnaeus_jax.reading.exif import observation_of
-from linnaeus_jax.reading.metadata import Encoded
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.reading.paths import read_file
 
 #: where metadata come from

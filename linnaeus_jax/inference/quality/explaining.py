@@ -22,8 +22,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.pictures import Picture
 from linnaeus_jax.inference.results import Prediction, Taxon
 from linnaeus_jax.inference.running import by_number, run_rows
-from linnaeus_jax.reading.metadata import Encoded
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.reporting.figures import literal
 
 if TYPE_CHECKING:

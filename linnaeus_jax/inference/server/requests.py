@@ -29,8 +29,7 @@ from linnaeus_jax.inference.server.schemas import (
     PredictRequest,
     message_of,
 )
-from linnaeus_jax.reading.metadata import Encoded
-from linnaeus_jax.reading.observation import Observation
+from linnaeus_jax.reading.metadata import Encoded, Observation
 
 #: files of a form, other fields, and bytes of one of those
 MAX_PARTS = 1000
