@@ -28,6 +28,10 @@ FOREIGN = {
         r"|text_model\.embeddings\.token_embedding\.weight"
     ),
 }
+#: canonical name -> leaf of the model
+Targets = dict[str, Target]
+#: keys of the `model` section
+Given = Mapping[str, Any]
 
 
 def _never(name: str) -> str:
@@ -176,13 +180,7 @@ class WeightFormat:
                 found[name] = array.reshape(like.shape) if array.size == like.size else array
         return found
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
+    def map(self, files: Sequence[StateFile], model: ModelFamily, targets: Targets, given: Given) -> Mapped:
         """The arrays of the files, one for each key of `files`, under canonical names.
 
         Args:
@@ -192,6 +190,11 @@ class WeightFormat:
         Raises:
           UserError: a file is not what it should be.
         """
+        (file,) = files
+        return self.map_file(file, model, targets, given)
+
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """As `map`, of a kind whose weights are one file."""
         raise NotImplementedError
 
 

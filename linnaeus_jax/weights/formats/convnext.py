@@ -21,9 +21,8 @@ from linnaeus_jax.models.convnext_family import VARIANTS, ConvNeXt, fields_of
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.hub_settings import HubSettings, hub_settings
-from linnaeus_jax.weights.targets import Target
 
 FAMILY = "ConvNeXt"
 #: of the final norm in transformers, which no array shows
@@ -217,15 +216,8 @@ class ConvNeXtFormat(WeightFormat):
         """See `WeightFormat.names`."""
         return {name: ours for name, ours, _ in by_authors_names(file.arrays) if ours}
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         norm = any(ours == "norm.weight" for _, ours, _ in by_authors_names(file.arrays))
 
         def stays(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,9 +15,8 @@ from linnaeus_jax.models.efficientnet import VARIANTS, block_features
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Known, Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Known, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.formats.linnaeus import buffer_reason
-from linnaeus_jax.weights.targets import Target
 
 FAMILY = "EfficientNet"
 PROJECT = re.compile(r"_blocks\.(\d+)\._project_conv\.weight")
@@ -134,16 +133,8 @@ class EfficientNetFormat(WeightFormat):
         weight, bias = (file.arrays.get(name) for name in CLASSIFIER)
         return None if weight is None or bias is None else (weight, bias)
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
-
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         mapped = Mapped(stays=beside_the_trunk)
         for name, array in file.arrays.items():
             if reason := buffer_reason(name):

@@ -25,8 +25,7 @@ from linnaeus_jax.models.relative import relative_position_index
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.bias_tables import TABLE, grid_of
 from linnaeus_jax.weights.files import IMAGE, SETTINGS, StateFile
-from linnaeus_jax.weights.formats.base import DEFAULT_FORMAT, Mapped, WeightFormat
-from linnaeus_jax.weights.targets import Target
+from linnaeus_jax.weights.formats.base import DEFAULT_FORMAT, Given, Mapped, Targets, WeightFormat
 
 #: buffers of the original that follow from the model or only count: name pattern -> why they are not needed
 BUFFERS = {
@@ -72,15 +71,8 @@ class LinnaeusFormat(WeightFormat):
         except (TypeError, ValueError) as error:
             raise UserError(f"{file.path} says of its pictures {fields!r:.200}: {error}; export it again") from error
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         mapped = full(file)
         mapped.original = file.facts.get("original", not file.facts)
         if given["pretrained_attn_scale"] == "squared":

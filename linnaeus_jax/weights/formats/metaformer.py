@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.formats.linnaeus import TABLE, buffer_reason, drop_unused_norm
-from linnaeus_jax.weights.targets import Target
 
 
 @WEIGHT_FORMATS.register("metaformer")
@@ -29,19 +27,12 @@ class MetaFormerFormat(WeightFormat):
     mark: ClassVar = re.compile(r"meta_\d+_head_\d\..*|head\.(?:weight|bias)")
     title: ClassVar = "MetaFormer (MetaFG)"
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
 
         def stays(name: str) -> str:
             return "a MetaFormer has none for these classes and columns" if re.match(r"head\.|meta_", name) else ""
 
-        (file,) = files
         mapped = Mapped(stays=stays, original=not file.facts)
         for name, array in file.arrays.items():
             if reason := buffer_reason(name):

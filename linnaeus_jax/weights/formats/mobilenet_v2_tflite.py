@@ -6,7 +6,7 @@ The norms are folded into the convolutions there, so here every norm becomes the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,9 +17,8 @@ from linnaeus_jax.models.efficientnet import EPSILON, VARIANTS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import GRAPH, StateFile
-from linnaeus_jax.weights.formats.base import Known, Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Known, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.formats.efficientnet import FAMILY, beside_the_trunk, padding_errors
-from linnaeus_jax.weights.targets import Target
 from linnaeus_jax.weights.tflite_files import AXES, Graph, Operation
 
 VARIANT = "mobilenet_v2"
@@ -111,16 +110,8 @@ class MobileNetV2Format(WeightFormat):
         weight = weight.reshape(len(weight), -1)
         return weight, np.zeros(len(weight), np.float32) if bias is None else bias
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
-
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         _check(file)
         mapped, weighted = Mapped(stays=beside_the_trunk), _weighted(file)
         for (convolution, norm, _), found in zip(layers(), weighted):

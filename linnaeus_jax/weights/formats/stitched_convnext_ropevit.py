@@ -8,8 +8,8 @@ rotary blocks have none. Files under the names of timm (Wightman 2019) are read 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Mapped, WeightFormat, architecture_of
+from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat, architecture_of
 from linnaeus_jax.weights.formats.convnext import by_authors_names
-from linnaeus_jax.weights.targets import Target
 
 #: containers of the files, in the order in which they are looked for
 CONVNEXT_CONTAINERS = ("model", "state_dict_ema")
@@ -51,19 +50,13 @@ class StitchedFormat(WeightFormat):
     by_name: ClassVar = True
     hint: ClassVar = "for a ConvNeXt with a RoPE-ViT use model.pretrained_source = 'stitched_convnext_ropevit'"
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
+    def map(self, files: Sequence[StateFile], model: ModelFamily, targets: Targets, given: Given) -> Mapped:
         """See `WeightFormat.map`."""
         convnext, ropevit = files
         return stitched(convnext, ropevit, targets)
 
 
-def stitched(convnext: StateFile, ropevit: StateFile, targets: dict[str, Target]) -> Mapped:
+def stitched(convnext: StateFile, ropevit: StateFile, targets: Targets) -> Mapped:
     """The arrays of both files under the model's names; names in messages begin with `convnext/` or `ropevit/`.
 
     Raises:
@@ -119,7 +112,7 @@ def _table_of(array: np.ndarray) -> np.ndarray:
     return array.reshape(*array.shape[:2], -1) if array.ndim == 4 and array.size else array
 
 
-def _check_freqs(file: StateFile, targets: dict[str, Target]) -> None:
+def _check_freqs(file: StateFile, targets: Targets) -> None:
     """Raises UserError where the model learns frequencies and the blocks of the file were trained with others."""
     if any(OF_FREQS.fullmatch(name) for name in targets) and not any(name in file.arrays for name in FREQS):
         raise UserError(
@@ -129,7 +122,7 @@ def _check_freqs(file: StateFile, targets: dict[str, Target]) -> None:
         )
 
 
-def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth: int) -> None:
+def _ropevit(file: StateFile, mapped: Mapped, targets: Targets, depth: int) -> None:
     for source, array in file.arrays.items():
         origin = f"ropevit/{source}"
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)", source)
@@ -156,7 +149,7 @@ def _ropevit(file: StateFile, mapped: Mapped, targets: dict[str, Target], depth:
             mapped.put(origin, array, origin)  # unknown
 
 
-def _freqs(array: np.ndarray, mapped: Mapped, targets: dict[str, Target], depth: int, origin: str) -> None:
+def _freqs(array: np.ndarray, mapped: Mapped, targets: Targets, depth: int, origin: str) -> None:
     """The one table [2, blocks, heads * d / 2] as one [2, heads, d / 2] for each block."""
     wanted = [name for name in targets if OF_FREQS.fullmatch(name)]
     if not wanted:

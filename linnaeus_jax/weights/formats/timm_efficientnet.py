@@ -18,11 +18,10 @@ from linnaeus_jax.models.efficientnet import VARIANTS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.formats.efficientnet import FAMILY, beside_the_trunk, variant_of
 from linnaeus_jax.weights.formats.linnaeus import buffer_reason
 from linnaeus_jax.weights.hub_settings import DESCRIPTIONS, hub_settings
-from linnaeus_jax.weights.targets import Target
 
 BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)\.(\w+)")
 OUTER = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1", "classifier": "_fc"}
@@ -85,15 +84,8 @@ class TimmEfficientNetFormat(WeightFormat):
         """See `WeightFormat.names`."""
         return renamed(list(file.arrays))
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         names, mapped = renamed(list(file.arrays)), Mapped(stays=beside_the_trunk)
         for name, array in file.arrays.items():
             ours = names.get(name, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,9 +20,8 @@ from linnaeus_jax.models.vit import FORM, POOLS, TABLE, VARIANTS, ViT
 from linnaeus_jax.models.vit_parts import DINOV3_BASE, GRID_BASE, PERIODS
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
-from linnaeus_jax.weights.formats.base import Mapped, WeightFormat
+from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat
 from linnaeus_jax.weights.hub_settings import HubSettings, hub_settings
-from linnaeus_jax.weights.targets import Target
 from linnaeus_jax.weights.vit_names import (
     SOURCES,
     TEXT,
@@ -133,15 +132,8 @@ class ViTFormat(WeightFormat):
             return None
         return weight, arrays.get("classifier.bias", np.zeros(len(weight), np.float32))
 
-    def map(
-        self,
-        files: Sequence[StateFile],
-        model: ModelFamily,
-        targets: dict[str, Target],
-        given: Mapping[str, Any],
-    ) -> Mapped:
-        """See `WeightFormat.map`."""
-        (file,) = files
+    def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
+        """See `WeightFormat.map_file`."""
         assert isinstance(model, ViT)
         source = SOURCES[source_of(file.arrays)]
 
