@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linnaeus_jax.building.sources import json_arrays
-from linnaeus_jax.building.sources.json_arrays import JsonArrays, Twice
+from linnaeus_jax.building.sources.json_arrays import DUPLICATE_KEY, JsonArrays
 from linnaeus_jax.config.errors import UserError
 
 
@@ -78,7 +78,9 @@ def test_numbers_and_batches(tmp_path, monkeypatch):
 
 
 def test_a_key_that_stands_twice_in_an_element(tmp_path):
-    assert arrays(write(tmp_path, '{"a": [{"b": 1, "c": 2, "b": 3}]}')) == {"a": [{"b": "3", "c": "2", Twice: "b"}]}
+    assert arrays(write(tmp_path, '{"a": [{"b": 1, "c": 2, "b": 3}]}')) == {
+        "a": [{"b": "3", "c": "2", DUPLICATE_KEY: "b"}]
+    }
 
 
 def test_progress(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from linnaeus_jax.building.sources import records
-from linnaeus_jax.building.sources.json_arrays import JsonArrays, Twice, decoder
+from linnaeus_jax.building.sources.json_arrays import DUPLICATE_KEY, JsonArrays, decoder
 from linnaeus_jax.building.sources.source import MAP, PICTURES, Common, Option, Request, source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.labels import MAX_TAXON_ID
@@ -80,8 +80,8 @@ def _block(elements: list[Any], keys: Mapping[str, str], first: int) -> pl.DataF
     for place, element in enumerate(elements):
         if not isinstance(element, dict):
             faults[place], elements[place] = "the entry is no object", {}
-        elif Twice in element:
-            faults[place] = f"{element[Twice]} stands twice in the entry"
+        elif DUPLICATE_KEY in element:
+            faults[place] = f"{element[DUPLICATE_KEY]} stands twice in the entry"
     found = [_texts(name, key, elements, faults) for name, key in keys.items()]
     said = pl.Series(_FAULT, [faults.get(place) for place in range(len(elements))], pl.String)
     line = pl.int_range(first, first + len(elements), dtype=pl.Int64, eager=True).alias(schema.LINE)

@@ -17,17 +17,15 @@ from linnaeus_jax.reading.text import printable
 #: bytes read and elements given at once; longest element in characters
 BLOCK, BATCH, LONGEST_ELEMENT = 1 << 22, 1 << 15, 1 << 24
 _SPACES = re.compile(r"[ \t\r\n]*")
-
-
-class Twice:
-    """Key of an object under which the key is kept that stands twice in it."""
+#: key of an object under which a key is kept that stands twice in it
+DUPLICATE_KEY = object()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
-        found[Twice] = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        found[DUPLICATE_KEY] = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return found
 
 
@@ -40,7 +38,7 @@ def _nothing(_: str) -> None:
 
 
 def decoder() -> json.JSONDecoder:
-    """Numbers as the text they are written with (5.0 as "5"), NaN and infinities as None; see `Twice`."""
+    """Numbers as the text they are written with (5.0 as "5"), NaN and infinities as None; see `DUPLICATE_KEY`."""
     return json.JSONDecoder(
         object_pairs_hook=_object, parse_int=str, parse_float=_number, parse_constant=_nothing, strict=False
     )
