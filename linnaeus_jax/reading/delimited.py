@@ -151,26 +151,22 @@ class Utf8Blocks:
         self.replaced += text.count("\ufffd")
         return text.encode()
 
-    def mended(self, records: bytes) -> bytes:
-        """Whole lines as valid UTF-8: those that are not are read as Latin-1 and counted."""
-        if records.isascii():
-            return records
+    def decode_with_fallback(self, records: bytes) -> str:
+        """The text of whole lines: those that are not UTF-8 are read as Latin-1 and counted."""
         try:
-            records.decode()
+            return records.decode()
         except UnicodeDecodeError:
-            return b"\n".join(map(self._mended_line, records.split(b"\n")))
-        return records
+            return "\n".join(map(self._decode_line, records.split(b"\n")))
 
-    def _mended_line(self, line: bytes) -> bytes:
+    def _decode_line(self, line: bytes) -> str:
         try:
-            line.decode()
+            return line.decode()
         except UnicodeDecodeError:
             self.latin_lines += 1
-            return line.decode("latin-1").encode()
-        return line
+            return line.decode("latin-1")
 
     def warnings(self, name: str) -> list[str]:
-        """What was mended, for people."""
+        """Which fallbacks were taken, for people."""
         found = []
         if self.unmarked:
             found.append(f"{name}: read as {self.unmarked}, as its NUL bytes show; --encoding names another")
@@ -214,7 +210,7 @@ class RecordReader:
 
     @property
     def warnings(self) -> list[str]:
-        """What was mended, and what may be wrong, so far."""
+        """Which fallbacks were taken, and what may be wrong, so far."""
         found = self._blocks.warnings(self.source.name)
         if self._swallowed:
             lines = sum(last - first + 1 for first, last in self._swallowed)
@@ -284,14 +280,14 @@ class RecordReader:
         taken = b"\n".join(self._rest.split(b"\n", count)[:-1])
         self._line += count
         self._rest = self._rest[len(taken) + 1 :]
-        text = self._blocks.mended(taken).decode().replace("\0", "")
+        text = self._blocks.decode_with_fallback(taken).replace("\0", "")
         record = next(csv.reader(_Lines(_text(text).split("\n")), **self._format), [])
         return [name.strip() for name in record] if record or not self._rest else self._take_header()
 
     def _take_records(self, positions: Mapping[str, int], width: int) -> pl.DataFrame | None:
         """The whole records of the rest; None where there are none yet."""
         whole = self._rest.rfind(b"\n") + 1
-        text = _text(self._blocks.mended(self._rest[:whole]).decode())
+        text = _text(self._blocks.decode_with_fallback(self._rest[:whole]))
         lines, has_nul = text.split("\n")[:-1], "\0" in text
         found: list[tuple[str, ...]] = []
         numbers: list[int] = []

@@ -53,7 +53,7 @@ def read_text(path: Path) -> str:
         raise UserError(f"{printable(str(path))} {'is not a file' if path.exists() else 'does not exist'}")
     with opened(path) as source:
         blocks = Utf8Blocks(source, None)
-        return blocks.mended(b"".join(iter(blocks.read, b""))).decode().replace("\0", "")
+        return blocks.decode_with_fallback(b"".join(iter(blocks.read, b""))).replace("\0", "")
 
 
 def read_lines(path: Path, separator: str | None = None, *, label_count: int = 0) -> FieldLines:
