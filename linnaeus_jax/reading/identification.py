@@ -16,7 +16,7 @@ from linnaeus_jax.reading.columns import EITHER, Links
 from linnaeus_jax.reading.schema import mapped
 from linnaeus_jax.taxonomy.ranks import RANK_LEVELS
 from linnaeus_jax.taxonomy.scientific_names import (
-    Judge,
+    NameClassifier,
     is_epithet,
     is_family,
     is_unknown,
@@ -170,9 +170,9 @@ class _Judges:
     """Whether the names of the columns that may name a species are scientific, and whether some of them are epithets
     alone, to which the genus belongs."""
 
-    species: Judge
-    scientific: Judge
-    label: Judge
+    species: NameClassifier
+    scientific: NameClassifier
+    label: NameClassifier
     epithets: bool
 
     @classmethod
@@ -185,10 +185,12 @@ class _Judges:
             pairs = frame.select(pl.col(genus, species).cast(pl.String)).unique().drop_nulls().rows()
             epithets = [f"{one} {text}" for one, text in pairs if one[:1].isupper() and is_epithet(text)]
         return cls(
-            Judge(_texts(frame, species), mode, genera),
-            Judge(_texts(frame, "scientific_name"), "scientific" if exact and mode == "auto" else mode, genera),
-            Judge(_texts(frame, columns.LABEL), mode, genera),
-            bool(epithets) and Judge(epithets, mode).scientific,
+            NameClassifier(_texts(frame, species), mode, genera),
+            NameClassifier(
+                _texts(frame, "scientific_name"), "scientific" if exact and mode == "auto" else mode, genera
+            ),
+            NameClassifier(_texts(frame, columns.LABEL), mode, genera),
+            bool(epithets) and NameClassifier(epithets, mode).scientific,
         )
 
 
@@ -201,7 +203,7 @@ def _labels(frame: pl.DataFrame, links: Links, mode: str) -> pl.DataFrame:
     """The names of every rank in one spelling, and as they were written."""
     species, genus = schema.label_column("name", SPECIES), schema.label_column("name", GENUS)
     judges = _Judges.of(frame, links, mode)
-    best = next((judge for judge in (judges.species, judges.label) if judge.scientific), judges.species)
+    best = next((classifier for classifier in (judges.species, judges.label) if classifier.scientific), judges.species)
     for column in frame.columns:
         found = columns.part_and_level(column)
         if found and found[0] == "name" and found[1] != SPECIES and not columns.is_own(found[1]):
@@ -225,18 +227,18 @@ def _labels(frame: pl.DataFrame, links: Links, mode: str) -> pl.DataFrame:
     return _with_genera(frame, joined["_genus"])
 
 
-def _read(text: str, judge: Judge) -> _Found:
+def _read(text: str, classifier: NameClassifier) -> _Found:
     """A text as a name; as it is where it is none that is scientific."""
-    name = judge.read(text)
+    name = classifier.read(text)
     own = name.species if name else tidy(text)
     return _Found(own, name.genus if name else None, text if own != tidy(text) else None)
 
 
-def _finer(judge: Judge) -> Callable[[str], str | None]:
+def _finer(classifier: NameClassifier) -> Callable[[str], str | None]:
     """The rule for names between species and genus and below the species: what is below it is kept."""
 
     def rule(text: str) -> str | None:
-        name = judge.read(text)
+        name = classifier.read(text)
         return None if is_unknown(text) else (name and name.below) or tidy(text)
 
     return rule
@@ -292,7 +294,7 @@ class _Said:
         """The species, from the first column that says something of it."""
         if self.rank is not None and self.rank > RANK_LEVELS["species"]:
             said = ((self.scientific, judges.scientific), (self.own, judges.species))
-            known = [judge.read(text) for text, judge in said if text]
+            known = [classifier.read(text) for text, classifier in said if text]
             genus = next((name.genus for name in known if name and name.genus), None)
             return _Found(genus=genus if self.rank == RANK_LEVELS["genus"] else None)
         unknown = None
@@ -320,9 +322,9 @@ class _Said:
         return _read(text, judges.species)
 
     def _of_scientific(self, text: str, judges: _Judges) -> _Found:
-        found, judge = _read(text, judges.scientific), judges.scientific
-        latin = judge.scientific or not may_be_genus(text)
-        is_other = found.genus is None and (judge.sure or (latin and len(text.split()) == 1))
+        found, classifier = _read(text, judges.scientific), judges.scientific
+        latin = classifier.scientific or not may_be_genus(text)
+        is_other = found.genus is None and (classifier.sure or (latin and len(text.split()) == 1))
         return _Found() if is_other else found  # a virus, a number beside Latin names, the name of a family
 
     def _of_label(self, text: str, judges: _Judges) -> _Found:

@@ -2,7 +2,7 @@
 
 A scientific name is read as the codes of nomenclature write it: a genus with a capital letter, an epithet in small
 letters, maybe a subgenus in brackets, a mark of a hybrid, what is below the species, authors and year. Whether names
-are scientific at all is judged for all names of a column together (`Judge`): a data set of "Granny Smith" and "Great
+are scientific at all is judged for all names of a column together (`NameClassifier`): a data set of "Granny Smith" and "Great
 spotted woodpecker" is left as it is written.
 """
 
@@ -243,7 +243,7 @@ def _may_be_latin(name: Name) -> bool:
     return all(not part or _MAYBE_LATIN.search(part) for part in _parts(name))
 
 
-class Judge:
+class NameClassifier:
     """Whether the names of one column are scientific, and what they are then called.
 
     Where `mode` is "auto", they are if most names of several words look like Latin binomials; else only those names are

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linnaeus_jax.taxonomy.scientific_names import MODES, Judge, Name, alike, binomial, is_unknown, read_name
+from linnaeus_jax.taxonomy.scientific_names import MODES, Name, NameClassifier, alike, binomial, is_unknown, read_name
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_year_alone_makes_no_authors(text, certain):
 )
 def test_what_says_that_nothing_is_known(text):
     assert is_unknown(text)
-    assert Judge([text, "Parus major"]).read(text) is None
+    assert NameClassifier([text, "Parus major"]).read(text) is None
 
 
 @pytest.mark.parametrize("text", ["1", "none", "other", "Background", "Empty", "NAs", "spider", "Specie", "Gen Z", "x"])
@@ -86,8 +86,8 @@ def name_of(text: str) -> Name:
     return name
 
 
-def judged(judge: Judge, text: str) -> Name:
-    name = judge.read(text)
+def judged(classifier: NameClassifier, text: str) -> Name:
+    name = classifier.read(text)
     assert name, text
     return name
 
@@ -110,11 +110,13 @@ GENUS_ALONE = ["Parus", "Parus sp.", "Parus spp", "Parus cf. major", "Parus inde
 
 
 def test_spellings_of_a_few_names_are_a_few_names():
-    judge = Judge([*SPELLINGS, *HYBRIDS, *GENUS_ALONE, "-", "unidentified"])
-    assert judge.scientific
-    assert {judged(judge, text).species for text in SPELLINGS} == {"Parus major"}
-    assert {judged(judge, text).species for text in HYBRIDS} == {"Quercus × hispanica"}
-    assert {(judged(judge, text).species, judged(judge, text).genus) for text in GENUS_ALONE} == {(None, "Parus")}
+    classifier = NameClassifier([*SPELLINGS, *HYBRIDS, *GENUS_ALONE, "-", "unidentified"])
+    assert classifier.scientific
+    assert {judged(classifier, text).species for text in SPELLINGS} == {"Parus major"}
+    assert {judged(classifier, text).species for text in HYBRIDS} == {"Quercus × hispanica"}
+    assert {(judged(classifier, text).species, judged(classifier, text).genus) for text in GENUS_ALONE} == {
+        (None, "Parus")
+    }
 
 
 COMMON = {
@@ -135,38 +137,42 @@ COMMON = {
 @pytest.mark.parametrize("kind", COMMON)
 def test_other_names_are_left_as_they_are(kind):
     names = COMMON[kind].split(";")
-    judge = Judge(names)
-    assert not judge.scientific
-    assert [judge.read(name) for name in names] == [None] * len(names)
-    assert [judge.coarser(name) for name in names] == names
+    classifier = NameClassifier(names)
+    assert not classifier.scientific
+    assert [classifier.read(name) for name in names] == [None] * len(names)
+    assert [classifier.coarser(name) for name in names] == names
 
 
 def test_other_names_among_scientific_ones_are_left_as_they_are():
     others = ["Empty", "Wild boar", "Domestic dog large", "Domestic dog small", "Vehicle"]
-    judge = Judge(["Vulpes vulpes", "Canis lupus", "Sus scrofa", "Falco peregrinus anatum", "Cervus elaphus", *others])
-    assert judge.scientific
-    assert [judge.read(name) for name in others] == [None] * len(others)
-    assert judged(judge, "Falco peregrinus anatum").species == "Falco peregrinus"
+    classifier = NameClassifier(
+        ["Vulpes vulpes", "Canis lupus", "Sus scrofa", "Falco peregrinus anatum", "Cervus elaphus", *others]
+    )
+    assert classifier.scientific
+    assert [classifier.read(name) for name in others] == [None] * len(others)
+    assert judged(classifier, "Falco peregrinus anatum").species == "Falco peregrinus"
 
 
 def test_names_in_capital_letters_throughout():
-    judge = Judge(["Parus Major", "Parus Ater", "Falco Peregrinus", "Turdus Merula", "Parus Linnaeus"])
-    assert judged(judge, "Parus Ater").species == "Parus ater"
-    assert judged(judge, "Parus Linnaeus").species is None
+    classifier = NameClassifier(["Parus Major", "Parus Ater", "Falco Peregrinus", "Turdus Merula", "Parus Linnaeus"])
+    assert judged(classifier, "Parus Ater").species == "Parus ater"
+    assert judged(classifier, "Parus Linnaeus").species is None
 
 
 def test_what_only_scientific_names_have_is_seen_among_others():
-    judge = Judge(["Great tit", "Blue tit", "Parus major Linnaeus, 1758", "Parus sp."])
-    assert not judge.scientific
-    assert judged(judge, "Parus major Linnaeus, 1758").species == "Parus major"
-    assert judged(judge, "Parus sp.").genus == "Parus"
+    classifier = NameClassifier(["Great tit", "Blue tit", "Parus major Linnaeus, 1758", "Parus sp."])
+    assert not classifier.scientific
+    assert judged(classifier, "Parus major Linnaeus, 1758").species == "Parus major"
+    assert judged(classifier, "Parus sp.").genus == "Parus"
 
 
 def test_modes():
     names = ["Abak borot Cus", "Abak borot"]
-    species = {mode: [(name := Judge(names, mode).read(text)) and name.species for text in names] for mode in MODES}
+    species = {
+        mode: [(name := NameClassifier(names, mode).read(text)) and name.species for text in names] for mode in MODES
+    }
     assert species == {"auto": [None, None], "scientific": ["Abak borot"] * 2, "plain": [None, None]}
-    assert Judge(names, "plain").coarser("PARIDAE Vigors,  1825") == "PARIDAE Vigors, 1825"
+    assert NameClassifier(names, "plain").coarser("PARIDAE Vigors,  1825") == "PARIDAE Vigors, 1825"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,7 @@ def test_modes():
     ],
 )
 def test_coarser_ranks(text, mode, wanted):
-    assert Judge([], mode).coarser(text) == wanted
+    assert NameClassifier([], mode).coarser(text) == wanted
 
 
 def test_names_that_differ_in_case_author_or_hybrid_mark():
@@ -225,10 +231,10 @@ def test_genus_and_epithet_are_what_is_left(genus, epithet, between, after, capi
 
 @given(st.lists(st.text(max_size=40), max_size=5), st.sampled_from(MODES))
 def test_any_text_is_read_and_its_name_stays(texts, mode):
-    judge = Judge(texts, mode)
+    classifier = NameClassifier(texts, mode)
     for text in texts:
-        for name in filter(None, (judge.read(text), read_name(text))):
+        for name in filter(None, (classifier.read(text), read_name(text))):
             if name.species:
                 assert binomial(name.species) == name.species
-        coarser = judge.coarser(text)
-        assert coarser is None or judge.coarser(coarser) == coarser
+        coarser = classifier.coarser(text)
+        assert coarser is None or classifier.coarser(coarser) == coarser

@@ -31,7 +31,7 @@ from linnaeus_jax.reading.picture_folder import Listing, open_folder
 from linnaeus_jax.reading.schema import PLACE, SourceRows
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
-from linnaeus_jax.taxonomy.scientific_names import Judge, is_unknown
+from linnaeus_jax.taxonomy.scientific_names import NameClassifier, is_unknown
 
 TAXONOMY = "taxonomy.csv"
 #: ranks of nested folders where none are given, from the innermost
@@ -378,7 +378,10 @@ def _crossing(layout: Layout, labelled: pl.DataFrame, mode: str) -> list[str]:
         tuple("" if is_unknown(folder) else name or folder for name, folder in zip(row, folders))
         for row, folders in zip(known.cast(pl.String).rows(), layout.classes.values())
     ]
-    latin = [Judge({names[k] for names in keys if k < len(names)}, mode).scientific for k in range(len(layout.levels))]
+    latin = [
+        NameClassifier({names[k] for names in keys if k < len(names)}, mode).scientific
+        for k in range(len(layout.levels))
+    ]
     words, offers = what_crosses(keys, layout.levels), []
     if not words:
         return []
