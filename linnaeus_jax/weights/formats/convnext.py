@@ -175,7 +175,7 @@ class ConvNeXtFormat(WeightFormat):
 
     def settings(self, file: StateFile) -> dict[str, Any]:
         """See `WeightFormat.settings`."""
-        seen, variant = seen_fields(file) | said_fields(file), variant_of(file)
+        seen, variant = infer_from_shapes(file) | read_hub_config(file), variant_of(file)
         usual = {"layer_scale_init_value": None, "norm_eps": CONVNEXT_EPS, "head_norm_eps": seen["norm_eps"]}
         usual |= {"use_grn": False, "stem": "patch", "act": "gelu", "kernel_sizes": (7,)}
         usual |= {"head_norm_first": False, "head_hidden_size": 0}
@@ -187,7 +187,7 @@ class ConvNeXtFormat(WeightFormat):
 
     def problems(self, file: StateFile, settings: Mapping[str, Any]) -> list[str]:
         """See `WeightFormat.problems`; epsilons may be any."""
-        mine, seen, variant = fields_of(settings), seen_fields(file), variant_of(file)
+        mine, seen, variant = fields_of(settings), infer_from_shapes(file), variant_of(file)
         if seen["layer_scale_init_value"] is None and mine["layer_scale_init_value"] == 0:
             seen["layer_scale_init_value"] = CONVNEXT_EPS
         wrong = {
@@ -239,7 +239,7 @@ class ConvNeXtFormat(WeightFormat):
         return mapped
 
 
-def seen_fields(file: StateFile) -> dict[str, Any]:
+def infer_from_shapes(file: StateFile) -> dict[str, Any]:
     """The network's settings, as `ConvNeXt` calls them, that names and shapes show; a layer scale of None is any."""
     arrays = {ours: array for _, ours, array in by_authors_names(file.arrays) if ours}
     blocks = [(int(match[1]), int(match[2])) for name in arrays if (match := re.match(r"stages\.(\d+)\.(\d+)\.", name))]
@@ -265,7 +265,7 @@ def seen_fields(file: StateFile) -> dict[str, Any]:
 
 def variant_of(file: StateFile) -> str:
     """The variant of these sizes; "" where there is none."""
-    seen = seen_fields(file)
+    seen = infer_from_shapes(file)
     shape = {field: seen.get(field) for field in SHAPE}
     return next((name for name, fields in VARIANTS.items() if {key: fields[key] for key in SHAPE} == shape), "")
 
@@ -286,7 +286,7 @@ def _stem(arrays: Mapping[str, np.ndarray]) -> str:
 # ---- what lies beside the file
 
 
-def said_fields(file: StateFile) -> dict[str, Any]:
+def read_hub_config(file: StateFile) -> dict[str, Any]:
     """Epsilons and activation, which no array shows, from what lies beside the file, else from whose names they are.
 
     Raises:
@@ -295,7 +295,7 @@ def said_fields(file: StateFile) -> dict[str, Any]:
     source, said = source_of(file.arrays), hub_settings(file.path)
     _check_described(file, said)
     trial = said.architecture.startswith("test_convnext")
-    eps = XXLARGE_EPS if trial or "xxlarge" in said.architecture else seen_fields(file)["norm_eps"]
+    eps = XXLARGE_EPS if trial or "xxlarge" in said.architecture else infer_from_shapes(file)["norm_eps"]
     eps = _epsilon(said, "norm_eps", eps)
     fields = {"act": _activation(said), "norm_eps": eps, "head_norm_eps": eps}
     if source == "transformers":
@@ -324,7 +324,7 @@ def _epsilon(said: HubSettings, key: str, default: float) -> float:
 
 def _check_described(file: StateFile, said: HubSettings) -> None:
     """Raises UserError where a description is of another network than the arrays."""
-    seen = seen_fields(file)
+    seen = infer_from_shapes(file)
     if said.architecture and "convnext" not in said.architecture:
         raise UserError(
             f"{said.where} describes {said.architecture!r:.80}, but {file.path} holds a ConvNeXt; keep each file "
