@@ -2,8 +2,8 @@
 
 A scientific name is read as the codes of nomenclature write it: a genus with a capital letter, an epithet in small
 letters, maybe a subgenus in brackets, a mark of a hybrid, what is below the species, authors and year. Whether names
-are scientific at all is judged for all names of a column together (`NameClassifier`): a data set of "Granny Smith" and "Great
-spotted woodpecker" is left as it is written.
+are scientific at all is decided for all names of a column together (`NameClassifier`): a data set of "Granny Smith" and
+"Great spotted woodpecker" is left as it is written.
 """
 
 from __future__ import annotations

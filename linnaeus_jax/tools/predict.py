@@ -258,7 +258,7 @@ def predict(
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
-    from linnaeus_jax.inference.files.prediction_files import UNFINISHED, beside, remove, unfinished
+    from linnaeus_jax.inference.files.prediction_files import UNFINISHED, remove, sidecar_path, unfinished
     from linnaeus_jax.inference.files.prediction_lines import lines_for
     from linnaeus_jax.reporting.logs import console
 
@@ -269,7 +269,7 @@ def predict(
         if args.out is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
         else:
-            folder = beside(args.out, UNFINISHED)
+            folder = sidecar_path(args.out, UNFINISHED)
         files = [job.picture for job in jobs]
         work = stack.enter_context(unfinished(folder, args.out or folder, about, lines, files))
         done = work.summary.pictures

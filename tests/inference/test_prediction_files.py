@@ -24,11 +24,11 @@ from linnaeus_jax.inference.files.prediction_files import (
     UNFINISHED,
     UNREADABLE,
     Summary,
-    beside,
     check_format,
     finished,
     model_digest,
     remove,
+    sidecar_path,
     unfinished,
 )
 from linnaeus_jax.inference.files.prediction_lines import JsonLines, lines_for
@@ -83,7 +83,7 @@ def only(part: Part, first: int) -> Part:
 def write(case: SimpleNamespace, out: Path, *pictures: int, about: dict[str, Any] = ABOUT) -> int:
     """Adds pictures as one interrupted process does; returns how many were there."""
     lines = lines_for(out.suffix, case.taxonomy, case.options)
-    with unfinished(beside(out, UNFINISHED), out, about, lines) as work:
+    with unfinished(sidecar_path(out, UNFINISHED), out, about, lines) as work:
         before = work.summary.pictures
         for picture in pictures:
             work.add(only(case.part, picture))
@@ -91,7 +91,9 @@ def write(case: SimpleNamespace, out: Path, *pictures: int, about: dict[str, Any
 
 
 def complete(case: SimpleNamespace, out: Path) -> Summary:
-    with unfinished(beside(out, UNFINISHED), out, ABOUT, lines_for(out.suffix, case.taxonomy, case.options)) as work:
+    with unfinished(
+        sidecar_path(out, UNFINISHED), out, ABOUT, lines_for(out.suffix, case.taxonomy, case.options)
+    ) as work:
         work.finish(out, ABOUT)
     remove(out, finished=False)
     return work.summary
@@ -131,7 +133,7 @@ def test_the_file_at_the_end(tmp_path, suffix, case):
     assert (summary.pictures, summary.unreadable, summary.answers) == (3, 1, {"species": 1, "": 1})
     assert (summary.inputs, summary.metadata_from, summary.notes) == ({"A": 1, "B": 1}, {"exif": 1, "": 1}, 1)
     assert finished(out, ABOUT) == summary
-    assert beside(out, UNREADABLE).read_text() == 'file,reason\nbad.jpg,"empty, file"\n'
+    assert sidecar_path(out, UNREADABLE).read_text() == 'file,reason\nbad.jpg,"empty, file"\n'
     assert sorted(path.name for path in out.parent.iterdir()) == [
         f"p{suffix}",
         f"p{suffix}.about.json",
@@ -173,7 +175,7 @@ def test_lines_of_json_are_the_predictions(consistency, bundle):
 def test_what_was_cut_is_written_again(tmp_path, case):
     out = tmp_path / "p.jsonl"
     write(case, out, 0, 1, 2)
-    rows, log = (beside(out, UNFINISHED) / name for name in ("rows", "progress.jsonl"))
+    rows, log = (sidecar_path(out, UNFINISHED) / name for name in ("rows", "progress.jsonl"))
     whole, known = rows.read_bytes(), log.read_bytes()
     for cut in (-7, -1):  # killed while it was written
         log.write_bytes(known[:cut])
@@ -196,14 +198,14 @@ def test_pictures_of_all_processes_are_remembered(tmp_path, case):
                 for picture in pictures:
                     work.add(dataclasses.replace(only(case.part, picture), stamps=[f"of {picture}"]))
                 work.finish(out, ABOUT)
-        found.add(json.loads(beside(out, "about.json").read_text())["stamps"])
+        found.add(json.loads(sidecar_path(out, "about.json").read_text())["stamps"])
     assert len(found) == 1
 
 
 def test_other_inputs_are_refused(tmp_path, case):
     out = tmp_path / "p.csv"
     write(case, out, 0)
-    message = r"p.csv was begun with other inputs: top_k was 5, now 3; give the same command .* --force"
+    message = r"p.csv was begun with other inputs: top_k was 5, now 3; rerun the command to resume.* --force"
     with pytest.raises(UserError, match=message):
         write(case, out, 1, about=ABOUT | {"top_k": 3})
     write(case, out, 2)
@@ -232,7 +234,7 @@ def test_two_processes_do_not_write_one_file(tmp_path, case):
     with unfinished(tmp_path / "u", out, ABOUT, lines), pytest.raises(UserError, match="another process is writing"):
         with unfinished(tmp_path / "u", out, ABOUT, lines):
             pass
-    folder = beside(out, "unfinished")
+    folder = sidecar_path(out, "unfinished")
     with unfinished(folder, out, ABOUT, lines), pytest.raises(UserError, match="another process is writing"):
         remove(out, finished=True)  # --force
     assert folder.exists()
@@ -270,7 +272,7 @@ def test_what_a_power_failure_took_is_written_again(tmp_path, case, name):
     """Files have their length, but the disk holds zeros."""
     out = tmp_path / "p.jsonl"
     write(case, out, 0, 1, 2)
-    folder = beside(out, UNFINISHED)
+    folder = sidecar_path(out, UNFINISHED)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / name).write_bytes(whole[name][:-5] + bytes(5))
     known = write(case, out)
@@ -282,7 +284,7 @@ def test_what_a_power_failure_took_is_written_again(tmp_path, case, name):
 def test_unfinished_predictions_of_an_earlier_version_go_on(tmp_path, case):
     out = tmp_path / "p.jsonl"
     write(case, out, 0, 1)
-    log = beside(out, UNFINISHED) / "progress.jsonl"
+    log = sidecar_path(out, UNFINISHED) / "progress.jsonl"
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     for entry in entries:
         del entry["sha256"]

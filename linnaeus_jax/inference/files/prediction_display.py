@@ -12,7 +12,7 @@ from rich.table import Table
 
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.files.prediction_files import UNREADABLE, Summary, beside
+from linnaeus_jax.inference.files.prediction_files import UNREADABLE, Summary, sidecar_path
 from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table
@@ -96,7 +96,7 @@ def summary_lines(
     if summary.notes:
         some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} pictures have"
         lines.append(f"{some} notes on what was given and not used")
-    listed = "" if out is None else f", listed in {beside(out, UNREADABLE)}"
+    listed = "" if out is None else f", listed in {sidecar_path(out, UNREADABLE)}"
     if summary.unreadable:
         lines.append(f"{summary.unreadable:,} of {summary.pictures:,} pictures cannot be read{listed}")
     if summary.not_finite:

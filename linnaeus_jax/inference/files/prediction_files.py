@@ -48,7 +48,7 @@ from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
 
 FORMATS = (".csv", ".jsonl", ".parquet")
-#: what belongs to a file of predictions, see `beside`
+#: what belongs to a file of predictions, see `sidecar_path`
 UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
 _PROGRESS = "progress.jsonl"
 _FILES = ("rows", UNREADABLE, "gallery.jsonl")
@@ -124,7 +124,7 @@ def check_format(out: Path) -> str:
     return suffix
 
 
-def beside(out: Path, what: str) -> Path:
+def sidecar_path(out: Path, what: str) -> Path:
     """A file that belongs to `out`: ("predictions.csv", "about.json") -> predictions.csv.about.json."""
     return out.with_name(f"{out.name}.{what}")
 
@@ -135,14 +135,14 @@ def remove(out: Path, *, finished: bool) -> None:
     Raises:
       UserError: with `finished`, where another process is writing it.
     """
-    if finished and locked_elsewhere(beside(out, UNFINISHED) / _PROGRESS):
+    if finished and locked_elsewhere(sidecar_path(out, UNFINISHED) / _PROGRESS):
         raise UserError(f"another process is writing {out}; wait for it or choose another --out")
-    shutil.rmtree(beside(out, UNFINISHED), ignore_errors=True)
-    for path in (out, beside(out, ABOUT), beside(out, UNREADABLE)) if finished else ():
+    shutil.rmtree(sidecar_path(out, UNFINISHED), ignore_errors=True)
+    for path in (out, sidecar_path(out, ABOUT), sidecar_path(out, UNREADABLE)) if finished else ():
         path.unlink(missing_ok=True)
 
 
-# ---- the same command again
+# ---- the command again
 
 
 def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile] = ()) -> Summary | None:
@@ -153,7 +153,7 @@ def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile
     """
     if not out.exists():
         return None
-    known = _read(beside(out, ABOUT))
+    known = _read(sidecar_path(out, ABOUT))
     if known is None:
         raise UserError(f"{out} exists already; choose another --out, or replace it with --force")
     _check_same(out, known["made_with"], about)
@@ -179,7 +179,7 @@ def _check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) -
     if differing:
         said = "; ".join(f"{key} was {_short(known.get(key))}, now {_short(about.get(key))}" for key in differing)
         raise UserError(
-            f"{out} was begun with other inputs: {said}; give the same command to go on, choose another --out, or "
+            f"{out} was begun with other inputs: {said}; rerun the command to resume, choose another --out, or "
             "replace it with --force"
         )
 
@@ -272,12 +272,12 @@ class Unfinished:
             else:
                 shutil.copyfile(self._folder / "rows", temporary)
             if self.summary.answered < self.summary.pictures:
-                with replaced_file(beside(out, UNREADABLE)) as listed:
+                with replaced_file(sidecar_path(out, UNREADABLE)) as listed:
                     shutil.copyfile(self._folder / UNREADABLE, listed)
             else:
-                beside(out, UNREADABLE).unlink(missing_ok=True)
+                sidecar_path(out, UNREADABLE).unlink(missing_ok=True)
             about = {"made_with": dict(about), "counts": counts, "stamps": _stamps(self._stamps)}
-            write_json(beside(out, ABOUT), about)
+            write_json(sidecar_path(out, ABOUT), about)
 
 
 def _stamps(stamps: Iterable[str]) -> str:

@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from linnaeus_jax.inference.server.requests import RETRY_AFTER, Limits
 
-#: seconds between two looks at the connections
-LOOK_EVERY = 0.5
+#: seconds between two checks of the connections
+ENFORCE_EVERY = 0.5
 #: requests that may come before the one in front of them is answered
 PIPELINED = 32
 #: seconds that a connection which the server has closed has for reading what was sent
@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self.transport.close()
 
-    def look(self) -> None:
+    def enforce_timeouts(self) -> None:
         """Ends the connection if it has waited too long; called now and then."""
         now = self.loop.time()
         if self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""A process that decodes pictures of strangers for the server, which ends it where a picture takes too long.
+"""A process that decodes untrusted images for the server, which ends it where a picture takes too long.
 
     python -m linnaeus_jax.inference.server.decoder_process SOCKET SETTINGS
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the server, which still needs its decoders
     cv2.setNumThreads(1)
     system.limit_memory(MEMORY + 48 * pixels)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries have lines for every damage, and strangers send it
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries have lines for every damage, and anyone may send one
     with _connected(argv[0]) as server, server.makefile("rb") as messages:
         _send(server, READY, b"")
         while (raw := _receive(messages)) is not None:

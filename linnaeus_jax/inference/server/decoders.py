@@ -1,4 +1,4 @@
-"""Processes that decode the pictures of strangers, each ended and replaced where a picture takes too long.
+"""Processes that decode untrusted images, each ended and replaced where a picture takes too long.
 
 `data/picture_costs` refuses what is known to be costly; this bounds what nobody has thought of. A thread that decodes
 cannot be ended, so a picture that hangs its decoder would keep it for good. Each process has a socket of its own, so

@@ -32,7 +32,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.server.access import HEALTH, Access
 from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
-from linnaeus_jax.inference.server.connections import LOOK_EVERY, Connection, connections_with, limit_logs
+from linnaeus_jax.inference.server.connections import ENFORCE_EVERY, Connection, connections_with, limit_logs
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
 from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server.information import Health, Known, ModelInformation
@@ -319,9 +319,9 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s."""
-        if counter % round(10 * LOOK_EVERY) == 0:
+        if counter % round(10 * ENFORCE_EVERY) == 0:
             for connection in [each for each in self.server_state.connections if isinstance(each, Connection)]:
-                connection.look()
+                connection.enforce_timeouts()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
