@@ -32,7 +32,7 @@ from linnaeus_jax.run.failures import as_infrastructure_error
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
 from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
-from linnaeus_jax.run.pretrained import loaded_names, settle
+from linnaeus_jax.run.pretrained import apply_weight_requirements, loaded_names
 from linnaeus_jax.run.processes import check_agreement, fail_on_all
 from linnaeus_jax.schedules.resolve import resolve_all_schedule_params
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
@@ -183,7 +183,7 @@ def _checked(
     if initial_weights is None:
         config, source, lines = checked(tree), None, list[str]()
     else:
-        config, source, lines = settle(tree, directory if resumes else None)
+        config, source, lines = apply_weight_requirements(tree, directory if resumes else None)
     return _Given(config, initial_weights, source, resumes, set_up_jax(config), lines)
 
 

@@ -156,7 +156,7 @@ def record(weights: Import | None, metadata: Path, *, details: bool) -> None:
         log.info("%s", weights.coverage.table())
 
 
-def settle(
+def apply_weight_requirements(
     tree: ConfigDict, earlier: RunDirectory | None = None, *, needs_data: bool = True
 ) -> tuple[Config, StateFile | None, list[str]]:
     """Sets what the initial weights need of a configuration, see `adopt_source`, and checks what came of it.

@@ -32,7 +32,7 @@ LEAVE_TIMEOUT = 3600
 #: seconds that process 0 leaves the others to fail by themselves before its end ends them
 GRACE = 5
 #: bytes of an error that the other processes are told
-_TOLD = 1000
+MAX_ERROR_BYTES = 1000
 
 
 def join(processes: Processes | None, *, keep_memory: bool = False) -> None:
@@ -95,8 +95,8 @@ def fail_on_all() -> Iterator[None]:
         yield
     except UserError as error:
         failure = error
-    told = np.zeros(_TOLD, np.uint8)
-    text = b"" if failure is None else str(failure).encode()[:_TOLD] or b"error"
+    told = np.zeros(MAX_ERROR_BYTES, np.uint8)
+    text = b"" if failure is None else str(failure).encode()[:MAX_ERROR_BYTES] or b"error"
     told[: len(text)] = np.frombuffer(text, np.uint8)
     texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in multihost_utils.process_allgather(told)]
     if failure is not None:

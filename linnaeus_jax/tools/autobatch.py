@@ -27,7 +27,7 @@ from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
 from linnaeus_jax.run.autobatch import device_budget, largest_batch
 from linnaeus_jax.run.experiment import step_memory
-from linnaeus_jax.run.pretrained import read_initial_weights, settle
+from linnaeus_jax.run.pretrained import apply_weight_requirements, read_initial_weights
 from linnaeus_jax.step.process import set_up_jax
 
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     tree = load_config(rest)[0]
     if options.memory_gb is not None:
         tree.data.autobatch.device_memory_gb = options.memory_gb
-    config, source, _ = settle(tree)
+    config, source, _ = apply_weight_requirements(tree)
     fractions = options.fractions or (config.data.autobatch.target_memory_fraction,)
     configs = [config.replaced({"data.autobatch.target_memory_fraction": fraction}) for fraction in fractions]
     set_up_jax(config)

@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
     from rich.console import Console
 
     from linnaeus_jax.reporting.logs import setup_logging
-    from linnaeus_jax.run.pretrained import settle
+    from linnaeus_jax.run.pretrained import apply_weight_requirements
     from linnaeus_jax.weights.exporting import converted
     from linnaeus_jax.weights.files import check_target, write_state
     from linnaeus_jax.weights.joining import read_weights
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
     if options.out is not None:
         check_target(options.out)
     with Console(stderr=True).status("reading the weights ..."):
-        config, source, lines = settle(tree, needs_data=False)
+        config, source, lines = apply_weight_requirements(tree, needs_data=False)
     settings = config.model.replaced({"pretrained_strict": False})  # the table is printed before anything is refused
     with Console(stderr=True).status("fitting them to the model ..."):
         model, classes, origin = model_for(config, source)
