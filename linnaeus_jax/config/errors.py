@@ -29,7 +29,7 @@ TRAINING_MEMORY = (
     "lower data.batch_size, data.prefetch.max_processed_batches or data.prefetch.mem_cache_size, or take a machine "
     "with more memory"
 )
-GIVE_AGAIN = "then give the same command again: it goes on from the newest checkpoint"
+RESUME = "then rerun the command to resume from the newest checkpoint"
 #: in messages of JAX, of Python where a thread has no room for its stack, and of the loader of libraries
 _NO_MEMORY = ("RESOURCE_EXHAUSTED", "can't start new thread", "failed to map segment", "Cannot allocate memory")
 

@@ -52,7 +52,7 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
             return status
         text = sanitize(text_of(error))
         print(
-            f"this is a fault of linnaeus_jax, not yours: {type(error).__name__}: {text}\n"
+            f"internal error of linnaeus_jax: {type(error).__name__}: {text}\n"
             f"please report it with {_written(sanitize(traceback.format_exc()))}",
             file=sys.stderr,
         )

@@ -192,7 +192,7 @@ class Checkpoints:
         if is_storage_error(error):
             raise CheckpointError(
                 f"checkpoint {step} in {self.directory} cannot be read now ({text}); nothing was changed: see to the "
-                "storage and give the same command again"
+                "storage and rerun the command to resume"
             ) from error
         return text
 
@@ -397,8 +397,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError) and error.errno is None:  # Orbax waited in vain, by a clock that nobody sets
         text = " ".join(str(error).split())
         return (
-            f"it did not come to its end ({text}); if the storage or another process of the run hangs, see to it; give "
-            "the same command again: the run goes on from the newest checkpoint"
+            f"it did not come to its end ({text}); if the storage or another process of the run hangs, see to it; "
+            "rerun the command to resume from the newest checkpoint"
         )
     text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())
-    return f"{text}; see to the storage and give the same command again: the run goes on from the newest checkpoint"
+    return f"{text}; see to the storage and rerun the command to resume from the newest checkpoint"

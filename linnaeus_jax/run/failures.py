@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 
 from linnaeus_jax.config.errors import (
-    GIVE_AGAIN,
     OUT_OF_MEMORY,
+    RESUME,
     TRAINING_MEMORY,
     TrainingError,
     described,
@@ -36,10 +36,10 @@ def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
     if isinstance(error, ImageReadError | DamagedFileError):
         return InfrastructureError(str(error))
     if isinstance(error, OSError):
-        return InfrastructureError(f"{described(error)}; {GIVE_AGAIN}")
+        return InfrastructureError(f"{described(error)}; {RESUME}")
     if is_out_of_memory(error):
         text = " ".join(str(error).split())[:200]
-        return InfrastructureError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {GIVE_AGAIN}")
+        return InfrastructureError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {RESUME}")
     return None
 
 

@@ -49,7 +49,7 @@ class Ended:
     @property
     def has_traceback(self) -> bool:
         """Whether a fault of the program shows."""
-        return "Traceback (most recent call last)" in self.error or "this is a fault of linnaeus_jax" in self.error
+        return "Traceback (most recent call last)" in self.error or "internal error of linnaeus_jax" in self.error
 
     def refused(self, status: int = 2) -> Outcome:
         """Good where the program said in lines of its own what is wrong, and ended with this status."""

@@ -66,7 +66,7 @@ def test_any_other_error_says_that_it_is_ours_and_where_the_traceback_is(capsys,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert raising(ZeroDivisionError("by\nnothing")) == 70
     said = capsys.readouterr().err
-    assert "a fault of linnaeus_jax, not yours: ZeroDivisionError: by nothing\n" in said
+    assert "internal error of linnaeus_jax: ZeroDivisionError: by nothing\n" in said
     path = re.search(r"report it with (\S+)", said)
     assert path is not None
     assert "raise error" in Path(path[1]).read_text()
@@ -96,7 +96,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
         ("return 3", 3, ""),
         ("bytearray(2**34)", 2, "out of memory"),
         ("raise ImportError('libx.so: failed to map segment from shared object')", 2, "out of memory"),
-        ("raise KeyError('named')", 70, "a fault of linnaeus_jax"),
+        ("raise KeyError('named')", 70, "internal error of linnaeus_jax"),
     ],
 )
 def test_memory_that_is_limited_and_used_up_is_told_in_a_line(tmp_path, body, status, said):
