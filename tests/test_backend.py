@@ -1,4 +1,4 @@
-"""The tricks: each says what it is for, none is used elsewhere, and one variable takes all of them back."""
+"""Platform optimisations: each says what it is for, none is used elsewhere, and one variable takes all of them back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax import backend
-from linnaeus_jax.backend import CPU, EVERYWHERE, PLAIN, TRICKS
+from linnaeus_jax.backend import CPU, EVERYWHERE, OPTIMISATIONS, PLAIN
 from linnaeus_jax.learning.branches import computed_if
 from linnaeus_jax.learning.buckets import global_norm, worth_gathering
 from linnaeus_jax.learning.gradnorm import task_gradients
@@ -30,38 +30,41 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.tricks
 
 
-@pytest.mark.parametrize("name", TRICKS)
+@pytest.mark.parametrize("name", OPTIMISATIONS)
 def test_each_says_what_it_gains_and_what_shows_it(name):
-    trick = TRICKS[name]
-    assert len(trick.gains) > 20
-    assert trick.devices
-    assert set(trick.devices) <= set(EVERYWHERE)
-    benchmarks = re.findall(r"python -m benchmarks\.(\w+)", trick.measured)
+    form = OPTIMISATIONS[name]
+    assert len(form.gains) > 20
+    assert form.devices
+    assert set(form.devices) <= set(EVERYWHERE)
+    benchmarks = re.findall(r"python -m benchmarks\.(\w+)", form.measured)
     assert benchmarks
     assert all((ROOT / "benchmarks" / f"{benchmark}.py").is_file() for benchmark in benchmarks)
-    uses = [path for path in (ROOT / "linnaeus_jax").rglob("*.py") if f"backend.{_variable(trick)}" in path.read_text()]
+    uses = [path for path in (ROOT / "linnaeus_jax").rglob("*.py") if f"backend.{_variable(form)}" in path.read_text()]
     assert uses, "nothing asks it"
 
 
-def _variable(trick: backend.Trick) -> str:
-    return next(name for name, value in vars(backend).items() if value is trick)
+def _variable(form: backend.Optimisation) -> str:
+    return next(name for name, value in vars(backend).items() if value is form)
 
 
 @pytest.mark.parametrize("kind", EVERYWHERE)
 def test_none_is_used_on_another_kind_of_device(kind, monkeypatch):
     with backend.tracing_for(kind):
-        assert {name for name, trick in TRICKS.items() if trick.here()} == {
-            name for name, trick in TRICKS.items() if kind in trick.devices
+        assert {name for name, form in OPTIMISATIONS.items() if form.here()} == {
+            name for name, form in OPTIMISATIONS.items() if kind in form.devices
         }
         monkeypatch.setenv(PLAIN, "all")
-        assert not [name for name, trick in TRICKS.items() if trick.here()]
+        assert not [name for name, form in OPTIMISATIONS.items() if form.here()]
 
 
 def test_some_can_be_switched_off(monkeypatch):
     monkeypatch.setenv(PLAIN, "gathered-leaves, selected")
-    assert {name for name, trick in TRICKS.items() if not trick.allowed()} == {"gathered-leaves", "selected"}
+    assert {name for name, form in OPTIMISATIONS.items() if not form.allowed()} == {
+        "gathered-leaves",
+        "selected",
+    }
     monkeypatch.setenv(PLAIN, "")
-    assert all(trick.allowed() for trick in TRICKS.values())
+    assert all(form.allowed() for form in OPTIMISATIONS.values())
 
 
 @pytest.mark.parametrize("given", ["none", "joined_leaves", "all,selected"])
@@ -71,7 +74,7 @@ def test_a_name_that_is_no_trick_is_refused(given, monkeypatch):
         backend.GATHERED_LEAVES.here()
 
 
-# ---- every plain form computes what the trick computes
+# ---- every plain form computes what the optimisation computes
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(2, 6, 6, 8)), jnp.float32)
 ROWS = jnp.asarray(RNG.normal(size=(3, 5, 8)), jnp.float32)
@@ -160,13 +163,13 @@ def test_the_process_is_left_as_it_is(monkeypatch):
     assert process.compiler_options(training=True) == {}
     assert not process.keep_freed_memory()
     assert not worth_gathering()
-    assert backend.automatic_dtype() == "float32"  # no trick
+    assert backend.automatic_dtype() == "float32"  # no optimisation
     assert backend.target() == CPU
 
 
 @pytest.mark.slow  # two runs of a toy
 def test_a_run_in_the_plain_way_is_the_same(tmp_path, monkeypatch):
-    """Accumulation, augmentation, GradNorm, evaluation, checkpoints: nothing needs a trick."""
+    """Accumulation, augmentation, GradNorm, evaluation, checkpoints: nothing needs one."""
     toy.register(monkeypatch)
     found = []
     for plain in ("", "all"):

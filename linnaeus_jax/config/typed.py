@@ -39,7 +39,7 @@ def class_name(path: str) -> str:
 
 
 def typed(config: ConfigDict) -> Section:
-    """The whole configuration as the subpackages read it, each value checked; `checks.checked` also knows the other rules.
+    """The whole configuration as subpackages read it, each value checked; `checks.checked` knows the other rules, too.
 
     Raises:
       ConfigError: every value that may not be.

@@ -1,4 +1,4 @@
-"""The whole model next to the same one without tricks, and by the plain formulas, from which JAX derives gradients."""
+"""The whole model beside one without optimisations, and by the plain formulas, from which JAX derives gradients."""
 
 from __future__ import annotations
 
