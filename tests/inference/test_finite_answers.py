@@ -121,7 +121,8 @@ def test_the_exported_example_leaves_them_out(bundle, folder, monkeypatch, capsy
 
     monkeypatch.setattr(jax.export, "deserialize", lambda _: SimpleNamespace(call=poisoned_call))
     monkeypatch.syspath_prepend(str(folder / "out"))  # as Python has it for a script
-    monkeypatch.delitem(sys.modules, "pixels", raising=False)
+    for name in ("pixels", "answers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "argv", ["example.py", *(f"photos/{number}.png" for number in range(3))])
     with pytest.raises(SystemExit, match=r"^the outputs of the model are not finite for photos/1\.png$"):
         runpy.run_path(str(folder / "out" / EXAMPLE))
