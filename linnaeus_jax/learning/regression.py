@@ -24,7 +24,7 @@ from linnaeus_jax.learning.discriminant import Affine, FeatureSums, best_scale, 
 
 #: folds; inverse strengths of the penalty, as scikit-learn's `C`, in the order in which they are tried; iterations for
 #: each; principal components of the standardised features that are kept
-FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.01, 0.1, 1.0), 20, 1024
+FOLDS, STRENGTHS, ITERATIONS, COMPONENTS = 5, (0.01, 0.1, 1.0), 15, 1024
 #: most multiply-adds of all regressions, about two minutes on two cores; beyond them discriminants alone are fitted
 MOST_PRODUCTS = 1e13
 #: second derivative of the loss by a logit, about, in the scaling of components
@@ -107,7 +107,9 @@ def fit_ranks(
     if regression_products(len(x_MD), x_MD.shape[1], classes) <= MOST_PRODUCTS and any(ways.values()):
         z_MP, to_raw = _components(x_MD, weight_M)
         chosen_FN = [*(fold != number for number in range(FOLDS)), np.ones_like(some_N), some_N]
-        path = regressions(z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS)
+        path = regressions(
+            z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS, ITERATIONS
+        )
         for strength, maps in zip(STRENGTHS, path, strict=True):
             for rank in filter(ways.get, classes):
                 kind, fits = f"logistic regression, C = {strength:g}", maps[rank]
@@ -181,8 +183,7 @@ def regressions(
     weight_FM: NDArray[np.float32],
     classes: Mapping[str, int],
     strengths: Sequence[float],
-    *,
-    iterations: int = ITERATIONS,
+    iterations: int,
 ) -> Iterator[dict[str, list[Affine]]]:
     """For each strength of the penalty, rank -> kernel [P, C] and bias [C] for each line of weights, which have nearly
     the least `0.5 |kernel|² + strength * Σ weight * -log p`: all together by L-BFGS in float32, each strength from the
@@ -246,27 +247,37 @@ def _solve(
 ) -> jax.Array:
     """Scaled kernel and bias, [P + 1, F, S]."""
 
-    def loss(scaled: jax.Array) -> jax.Array:
+    def chunk_sums(params: jax.Array, chunk: Any) -> tuple[jax.Array, jax.Array]:
+        """Sum of the losses of some views, and its derivatives [P + 1, F, S]."""
+        x_RP, label_RT, weight_RF = chunk
+        logits = jnp.einsum("rp,pfs->rfs", x_RP, params[:-1]) + (params[-1] + absent_FS)[None]
+        total, slopes = jnp.float32(0), []
+        for place, (start, stop) in enumerate(spans):
+            label = label_RT[:, place]
+            weight = weight_RF * (label >= 0)[:, None] / jnp.maximum(total_FT[:, place], 1e-6)[None]
+            log_p = jax.nn.log_softmax(logits[:, :, start:stop])
+            right = jax.nn.one_hot(label, stop - start)[:, None]
+            total -= (weight * (log_p * right).sum(axis=2)).sum()
+            slopes.append((jnp.exp(log_p) - right) * weight[:, :, None])
+        slope = jnp.concatenate(slopes, axis=2)
+        return total, jnp.concatenate([jnp.einsum("rp,rfs->pfs", x_RP, slope), slope.sum(axis=0)[None]])
+
+    def value_and_slope(scaled: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = scaled * length
 
-        def of_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
-            x_RP, label_RT, weight_RF = chunk
-            logits = jnp.einsum("rp,pfs->rfs", x_RP, params[:-1]) + (params[-1] + absent_FS)[None]
-            for place, (start, stop) in enumerate(spans):
-                label = label_RT[:, place]
-                log_p = jax.nn.log_softmax(logits[:, :, start:stop])
-                chosen = jnp.take_along_axis(log_p, jnp.maximum(label, 0)[:, None, None], axis=2)[:, :, 0]
-                weight = weight_RF * (label >= 0)[:, None] / jnp.maximum(total_FT[:, place], 1e-6)[None]
-                total -= (weight * chosen).sum()
-            return total, None
+        def add(sums: Any, chunk: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, sums, chunk_sums(params, chunk)), None
 
-        total, _ = jax.lax.scan(jax.checkpoint(of_chunk), jnp.float32(0), chunks)
-        penalties = (
-            0.5 * (decay_FT[:, place] * jnp.square(params[:-1, :, start:stop]).sum(axis=(0, 2))).sum()
-            for place, (start, stop) in enumerate(spans)
+        (total, slope), _ = jax.lax.scan(add, (jnp.float32(0), jnp.zeros_like(params)), chunks)
+        decay_FS = jnp.concatenate(
+            [jnp.repeat(decay_FT[:, t, None], stop - start, axis=1) for t, (start, stop) in enumerate(spans)], axis=1
         )
-        return total + sum(penalties)
+        pull = decay_FS[None] * params[:-1]
+        return total + 0.5 * (pull * params[:-1]).sum(), (slope.at[:-1].add(pull)) * length
 
+    # the derivatives come with the value, without a second pass over the views
+    loss: Any = jax.custom_vjp(lambda scaled: value_and_slope(scaled)[0])
+    loss.defvjp(value_and_slope, lambda slope, of_value: (slope * of_value,))
     solver, value_and_grad = optax.lbfgs(memory_size=8), optax.value_and_grad_from_state(loss)
 
     def step(_: int, carry: Any) -> Any:

@@ -48,7 +48,7 @@ def test_the_search_ends_where_the_gradient_is_zero(weights):
     rng = np.random.default_rng(1)
     lines = {"rows": np.ones(len(x)), "some": rng.random(len(x)) < 0.7, "uneven": rng.uniform(0.1, 3, len(x))}
     weight = np.stack([lines[weights], np.ones(len(x))]).astype(np.float32)
-    (fits,) = regressions(x, label, weight, RANKS, (0.3,), iterations=200)
+    (fits,) = regressions(x, label, weight, RANKS, (0.3,), 200)
     for column, (rank, count) in enumerate(RANKS.items()):
         known = label[:, column] >= 0
         for w, (kernel, bias) in zip(weight[:, known], fits[rank], strict=True):
@@ -64,8 +64,9 @@ def test_the_search_ends_where_the_gradient_is_zero(weights):
                 assert (bias[6] <= np.log(np.exp(logits).sum(axis=1)) + np.log(0.5 / w.sum()) + 1e-4).all()
 
 
-def test_a_row_counts_the_same_however_many_views_it_has():
+def test_a_row_counts_the_same_however_many_views_it_has(monkeypatch):
     """Equal views change nothing, for either kind."""
+    monkeypatch.setattr(regression, "ITERATIONS", 80)
     x, label, _ = drawn(120)
     row = np.concatenate([np.arange(120), np.repeat(np.arange(40), 3)])
     once, thrice = (fit_ranks(x[rows], label, RANKS, rows) for rows in (np.arange(120), row))
