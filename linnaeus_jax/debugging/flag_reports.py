@@ -1,6 +1,6 @@
 """The debug flags of a run: at each of its points, what those that are on have to say.
 
-The texts are the rows of `flag_texts.TEXTS` and `loss_texts.TEXTS`. Numbers from inside the compiled step come through
+The texts are the rows of `flag_texts.TEXTS`. Numbers from inside the compiled step come through
 one probe, `TargetsProbe`.
 """
 

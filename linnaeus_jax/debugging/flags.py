@@ -1,12 +1,11 @@
 """Debug flags: which of them are on, how their lines are printed, and the forms that their texts share.
 
 A line goes to the debug file at level DEBUG and starts with `[DEBUG_<FLAG>]` or `[DEBUG_<FLAG>_<SUB>]`. What a flag
-says at which point of a run is a row of `TEXTS` in `flag_texts` or `loss_texts`.
+says at which point of a run is a row of `flag_texts.TEXTS`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ import numpy as np
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.typed import DebugConfig
 from linnaeus_jax.reporting.logs import DATA, MAIN
-from linnaeus_jax.reporting.metrics_log import strict
 
 _DEFAULTS = get_config().debug
 #: switches of the same section that are no flags
@@ -100,15 +98,10 @@ class DebugFlags:
 # ---- for any flag
 
 
-def fact_lines(title: str, facts: Mapping[str, Any]) -> list[str]:
-    """A title and one aligned `name: value` line per fact; arrays as shape, dtype and range."""
-    width = max((len(str(name)) for name in facts), default=0)
-    return [title, *(f"  {name!s:<{width}} : {short(value)}" for name, value in facts.items())]
-
-
-def dump_lines(title: str, state: Mapping[str, Any]) -> list[str]:
-    """A title and the whole of `state` as readable JSON."""
-    return [title, *json.dumps(strict(state), indent=1, allow_nan=False).splitlines()]
+def values_text(title: str, values: Mapping[str, Any]) -> list[str]:
+    """A title and one aligned `name : value` line per value; arrays as shape, dtype and range."""
+    width = max((len(str(name)) for name in values), default=0)
+    return [title, *(f"  {name!s:<{width}} : {short(value)}" for name, value in values.items())]
 
 
 def short(value: Any) -> str:
@@ -120,6 +113,7 @@ def short(value: Any) -> str:
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """A title, and rows in aligned columns below their names."""
     texts = [list(header), *([short(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(header))]
     return [title, *("  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in texts)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from linnaeus_jax.config.paths import program
 from linnaeus_jax.config.typed import Config
-from linnaeus_jax.debugging import crash_bundle, flag_texts, loss_texts, nonfinite
+from linnaeus_jax.debugging import crash_bundle, flag_texts, nonfinite
 from linnaeus_jax.debugging.event_log import (
     DebugEventLog,
     EventFacts,
@@ -51,8 +51,8 @@ class DebugSession:
         self.config, self.directory, self.is_coordinator = config, directory, is_coordinator
         self.tasks = tuple(tasks)
         self.profiles = directory.resolve(debug.profiler.output_dir)
-        flags, texts = DebugFlags.from_config(debug, jax.process_index()), (*flag_texts.TEXTS, *loss_texts.TEXTS)
-        self.reports = FlagReports(config, flags, tasks, self.profiles, texts)
+        flags = DebugFlags.from_config(debug, jax.process_index())
+        self.reports = FlagReports(config, flags, tasks, self.profiles, flag_texts.TEXTS)
         self.event_log: DebugEventLog | None = None
         self.event_facts = EventFacts(self.tasks)
         self.profiler = StepProfiler(debug.profiler, self.profiles, is_coordinator=False)

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from linnaeus_jax.config.plugins import import_plugins
-from linnaeus_jax.debugging import loss_texts
+from linnaeus_jax.debugging import flag_texts
 from linnaeus_jax.debugging.flags import FLAGS, leaf
 from linnaeus_jax.run import frozen_trunk
 from tests.config.effects import Site
@@ -913,7 +913,7 @@ GRADNORM_FLAGS = ("loss.gradnorm_memory", "loss.gradnorm_metrics", "loss.verbose
 def flag_row(flag: str) -> Row:
     """Flags that look into the step add a probe, those of GradNorm comment on its updates, others on any run."""
     mark = f"[DEBUG_{leaf(flag).upper()}]"
-    if any(text.point == "targets" for text in loss_texts.TEXTS if text.flag == flag):
+    if any(text.point == "targets" for text in flag_texts.TEXTS if text.flag == flag):
         return Row(True, lambda s: "flags" in [probe.name for probe in s.session.probes()], True)
     if flag in GRADNORM_FLAGS:
         return Row(True, lambda s: mark in s.said(), True)
