@@ -359,13 +359,13 @@ def nothing_text(data: Mapping[str, Any], found: Results) -> str:
 
 
 #: rows of the table in README
-FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2", "last6-lite2-320", "full-lite2")
+FIRST = ("control-lite2", "head-lite2", "last5-lite0", "last6-lite2", "full-lite2")
 README, MARK = FOLDER.parent / "README.md", "<!-- {} of docs.make_results -->\n"
 
 
 def first_table(data: Mapping[str, Any]) -> str:
-    """What README shows: the groceries."""
-    rows, ranks = data["grocery"], SETS["grocery"].ranks
+    """What README shows: the plants."""
+    rows, ranks = data["plants"], SETS["plants"].ranks
     lines = [
         [
             titled(row, rows[row]),
@@ -374,7 +374,7 @@ def first_table(data: Mapping[str, Any]) -> str:
         for row in FIRST
         if row in rows
     ]
-    return table(["trained", *(f"{rank} ({count})" for rank, count in zip(ranks, SETS["grocery"].classes))], lines)
+    return table(["trained", *(f"{rank} ({count})" for rank, count in zip(ranks, SETS["plants"].classes))], lines)
 
 
 def _best(row: Mapping[str, Any], ranks: Sequence[str]) -> Iterable[tuple[str, str]]:

@@ -45,10 +45,6 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         "make test": ".ci/run",
         "make setup": ".ci/newcomer",
         ". .venv/bin/activate": ".ci/newcomer",
-        "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine": (
-            "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands"
-        ),
-        "python -m linnaeus_jax.tools.serve bundle": ("tests/tools/test_serve.py::test_stopping_answers_what_has_come"),
     },
     "docs/clusters.md": dict.fromkeys(
         (
@@ -85,14 +81,7 @@ SHORTENED: dict[str, dict[str, str]] = {
             "--config.train.epochs=3 --config.experiment.tensorboard.enabled=true"
         ),
     },
-    # with as many epochs as the same run has elsewhere, whose compiled program is then at hand
-    "README.md": {
-        "python -m linnaeus_jax.tools.check --config=data/mine/config.py": "--config.train.epochs=2",
-        (
-            "python -m linnaeus_jax.main --config=configs/quickstart.py --config.model.pretrained=weights.safetensors"
-            " --workdir=runs/tuned"
-        ): "--config.train.epochs=3 --config.debug.early_exit_after_n_optimizer_steps=8",
-    },
+    "README.md": {"linnaeus train --config=data/mine/config.py --workdir=runs/mine": "--config.train.epochs=2"},
     "docs/profiling.md": {
         (
             "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/profiled --config.train.epochs=1"
