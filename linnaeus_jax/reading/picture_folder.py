@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import polars as pl
 
@@ -50,6 +50,11 @@ class Listing:
     def pictures(self) -> list[str]:
         """The files with a suffix of pictures."""
         return [path for path in self.files if is_picture(path)]
+
+    def empty_folders(self) -> list[str]:
+        """The folders without any picture in or below them."""
+        full = {str(folder) for path in self.pictures() for folder in PurePosixPath(path).parents}
+        return [folder for folder in self.folders if folder not in full]
 
     def warnings(self, known: Sequence[str] = ()) -> list[str]:
         """What of the folder is left aside without being a row: files that are no pictures, links to folders."""

@@ -27,7 +27,7 @@ from linnaeus_jax.reading import columns, identification, schema
 from linnaeus_jax.reading.columns import Links, is_own, own_or_level, rank_name
 from linnaeus_jax.reading.exif import read_exif
 from linnaeus_jax.reading.paths import SUFFIXES
-from linnaeus_jax.reading.picture_folder import Listing, open_folder
+from linnaeus_jax.reading.picture_folder import open_folder
 from linnaeus_jax.reading.schema import PLACE, SourceRows
 from linnaeus_jax.reading.table import TextOptions, read_columns
 from linnaeus_jax.reading.text import printable
@@ -98,7 +98,10 @@ def read(
         frame = frame.hstack(read_exif(root, listing.pictures(), asked.progress))
     frame = asked.finished(frame, levels, listing)
     files = () if taxonomy is None else (taxonomy,)
-    warnings += [*_empty_folders(listing, pictures), *listing.warnings([TAXONOMY])]
+    if empty := listing.empty_folders():
+        shown = f"{', '.join(map(printable, empty[:5]))}{' ...' * (len(empty) > 5)}"
+        warnings.append(f"{len(empty)} folders hold no pictures: {shown}")
+    warnings += listing.warnings([TAXONOMY])
     return SourceRows(frame, root, levels, files, layout.links(), tuple(warnings), layout.levels)
 
 
@@ -490,17 +493,3 @@ class _Taxonomy:
         return next(
             (self._coarser[key] for level, name in given if (key := (level, _key(name))) in self._coarser), None
         )
-
-
-def _empty_folders(listing: Listing, pictures: pl.Series) -> list[str]:
-    """A warning that names the folders without any picture in or below them."""
-    full = {""}
-    for path in pictures.drop_nulls():
-        while path := path.rpartition("/")[0]:
-            if path in full:
-                break
-            full.add(path)
-    empty = [folder for folder in listing.folders if folder not in full]
-    if not empty:
-        return []
-    return [f"{len(empty)} folders hold no pictures: {', '.join(map(printable, empty[:5]))}{' ...' * (len(empty) > 5)}"]
