@@ -27,6 +27,9 @@ from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, n
 from linnaeus_jax.config.yaml_values import parse_list
 from linnaeus_jax.registry import COMMAND_OPTIONS
 
+# ---- What `--help KEY` prints: default, values and meaning of a key, or of all keys of a section
+
+
 _WIDTH = 100
 
 
@@ -52,6 +55,9 @@ def _described(path: str, key: Key) -> str:
     meaning = textwrap.fill(f"{key.meaning}{rivals}", _WIDTH, initial_indent="    ", subsequent_indent="    ")
     values = textwrap.fill(key.values(), _WIDTH, initial_indent="    ", subsequent_indent="      ")
     return f"{path} = {key.default!r}{counts}\n{values}\n{meaning}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 COMMAND = "python -m linnaeus_jax.main"

@@ -9,6 +9,8 @@ import stat
 import subprocess
 from pathlib import Path, PurePath
 
+# ---- Commands that are printed to be typed: one way to write them, whatever is in the names
+
 
 def typed_command(*words: str | PurePath) -> str:
     """One line for the shell of this system, each word quoted where it must be.
@@ -23,6 +25,9 @@ def typed_command(*words: str | PurePath) -> str:
 def program(name: str, *words: str | PurePath) -> str:
     """The command of a program of this package, such as `main` or `tools.predict`, see `typed_command`."""
     return typed_command("python", "-m", f"linnaeus_jax.{name}", *words)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _KINDS = (

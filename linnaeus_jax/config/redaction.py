@@ -12,6 +12,9 @@ import unicodedata
 from functools import cache
 from typing import Any
 
+# ---- What a terminal that knows few characters is shown: letters without their marks, signs as ASCII has them
+
+
 #: name of the error handler of codecs
 READABLE = "linnaeus_jax.readable"
 _SIGNS = dict(zip("–—−×·•’‘“”│┃─━ØøŁłĐđ", "---x.*''\"\"||--OoLlDd", strict=True))
@@ -45,6 +48,9 @@ def print_readably() -> None:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(ValueError, OSError):  # closed, or a pipe where a file was opened
                 stream.reconfigure(errors=READABLE)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _SECRET = r"api_?key|app_?key|access_?key(?:_id)?|pass|passwd|password|secret|token|credentials?"

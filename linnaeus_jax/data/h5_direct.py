@@ -22,6 +22,8 @@ from linnaeus_jax import system
 from linnaeus_jax.data.image_checks import RowChecks
 from linnaeus_jax.data.images import check_rows
 
+# ---- The bytes of a file, read at any place by any thread
+
 
 class FileBytes:
     """A file that stays open, and is pickled as its path.
@@ -80,6 +82,9 @@ def _opened(path: Path) -> int:
             raise
         system.allow_open_files(most)
         return os.open(path, system.READ)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 Places = NDArray[np.int64] | range

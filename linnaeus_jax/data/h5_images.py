@@ -36,6 +36,10 @@ from linnaeus_jax.files import FILES_ONLY
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import IMAGE_SOURCES
 
+# ---- HDF5 virtual data sets as what they are: runs of consecutive rows, each from a data set of another file
+#
+# HDF5 itself gives zeros for the rows of a file that is not there, and reads under one lock.
+
 
 @dataclass(frozen=True)
 class Part:
@@ -134,6 +138,9 @@ def _rows(space: h5py.h5s.SpaceID, rest: tuple[int, ...]) -> tuple[int, int] | N
     if not whole or space.get_select_npoints() != count * int(np.prod(rest)):
         return None
     return int(low[0]), int(high[0]) + 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: names of the datasets

@@ -81,6 +81,14 @@ class RowChecks:
         self._seen[rows] = True
 
 
+# ---- A sample of the pictures of a run, by which a run that goes on sees that they are still the same
+#
+# The sample is at most `ROWS` of the training rows, evenly spaced over them from the first to the last: a pure function
+# of which rows there are. It costs that many pictures read once at the start, whatever the size of the data. Pictures
+# are compared as they are stored, before any resizing: encoded ones by their bytes, whether in a folder or packed, raw
+# ones by their pixels, however they are laid out.
+
+
 ROWS = 256
 _PIXELS, _ENCODED = "pixels", "encoded files"
 

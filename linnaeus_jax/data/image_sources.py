@@ -18,10 +18,10 @@ import numpy as np
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data import h5_images  # noqa: F401  registers "h5"
 from linnaeus_jax.data.alignment import MisalignedError, misalignment
+from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.images import EncodedImages, ImageFiles, ImageSource, ResizedImages, input_dtype
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.labels_file import attribute, open_labels, text_of
-from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.mistakes import InputError

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import TrainingError, UserError
+from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.labels import LabelTable
 from linnaeus_jax.data.labels_file import sanitize_line
-from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.registry import IMAGE_SOURCES
 

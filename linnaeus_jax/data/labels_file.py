@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
 from linnaeus_jax.mistakes import InputError
 
+# ---- Texts of unknown origin, made fit for one line of a log, a table or a page
+
+
 #: longest text that people are shown, in characters
 LONGEST = 200
 #: marks that reverse or isolate the direction of what follows, and with it of text that is not theirs
@@ -36,6 +39,9 @@ def sanitize_line(text: str) -> str:
             for character in text
         )
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 IDENTIFIERS = "img_identifiers"

@@ -28,10 +28,13 @@ from linnaeus_jax.compat.grain_parts import allow_processes, close, go_to
 from linnaeus_jax.config.typed import DataConfig
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.batch_reader import BatchReader
+from linnaeus_jax.data.cache import CacheStats, ImageCache
 from linnaeus_jax.data.images import ImageSource, input_dtype
-from linnaeus_jax.data.pipeline_stats import CacheStats, ImageCache, PipelineStats
+from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.system import usable_cores
+
+# ---- Reading in worker processes of Grain: what travels to them and back, and how they end
 
 
 class WorkerRead:
@@ -86,6 +89,9 @@ def start_worker(index: int, count: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_platforms", "cpu")  # the accelerator is the parent's
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger("linnaeus_jax.data")

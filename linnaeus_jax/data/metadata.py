@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.derived import active_components
 from linnaeus_jax.mistakes import InputError
 
+# ---- How place, time and elevation are encoded in a labels file (spec data §1.1)
+
+
 #: periods in metres of `elevation_broadrange_2`
 BROADRANGE_2 = (100.0, 500.0, 1000.0, 2000.0, 4000.0)
 #: what is taken for a place, in degrees either way of 0
@@ -54,6 +57,9 @@ def elevation_attributes(scales: Sequence[float]) -> dict[str, Any]:
     """Attributes of an elevation dataset of some periods in metres."""
     names = [f"elev_{scale:g}" for scale in scales]
     return {**sinusoidal_attributes(names), "scales": np.asarray(scales, np.float32)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

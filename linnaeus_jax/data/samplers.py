@@ -22,6 +22,14 @@ from linnaeus_jax.config.typed import Config
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.registry import SAMPLERS
 
+# ---- How often each class and each row come in an epoch whose sampler balances classes
+#
+# With n_c rows of class c, its share of the labelled draws is proportional to n_c ("none"), sqrt(n_c) ("sqrt") or 1
+# ("equal"). Rows without a label keep the share that they have without balancing. Whole numbers are drawn by systematic
+# sampling (Madow, On the theory of systematic sampling II, 1949), so that a class is at most one draw away from its
+# share, and a row at most one draw away from the other rows of its class.
+
+
 #: what the weight of a class is made from its number of rows
 CLASS_BALANCE = ("none", "sqrt", "equal")
 _POWER = dict(zip(CLASS_BALANCE, (1.0, 0.5, 0.0)))
@@ -109,6 +117,9 @@ def spread_chunks(
     dealt = np.empty(len(place), np.int64)
     dealt[place] = order[whole]
     return dealt.reshape(-1, size), np.concatenate([rest, np.flatnonzero(group < 0)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: epochs over which the draws of a sampler are counted that does not state them

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.metrics.extras import CALIBRATION_BINS, ranked, risk_coverage
 
+# ---- Which classes a model takes for which, and its most confident mistakes; exact over any split into batches
+
+
 #: pairs of classes and single rows that are kept of each task
 PAIRS, ROWS = 20, 6
 
@@ -62,6 +65,9 @@ class Mistakes:
                 for score, row, label, predicted in self._rows.tolist()
             ],
         }
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: the least probability of a label that counts, so that none costs infinitely much

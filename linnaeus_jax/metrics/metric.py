@@ -18,6 +18,9 @@ import numpy as np
 
 from linnaeus_jax.taxonomy.ranks import task_name
 
+# ---- What a metric is called, in which unit, which way is better, and where it is measured: a row of `metrics.table`
+
+
 #: kinds of phases: the training step, and every validation phase
 PHASES = ("train", "val")
 VAL = ("val",)
@@ -78,6 +81,9 @@ def per_task(label: str, formula: str, unit: str, higher: bool, phases: Sequence
 
 def both(label: str, formula: str, unit: str) -> MetricInfo:
     return MetricInfo(label, f"{formula}; of the whole phase the mean over tasks", unit, False, VAL, per_task=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 Sums = dict[str, jax.Array]

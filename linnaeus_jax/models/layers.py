@@ -23,6 +23,13 @@ from linnaeus_jax.models import batch_norm, initial, operations
 from linnaeus_jax.models.depthwise import Padding, depthwise_conv
 from linnaeus_jax.models.initial import Initializer
 
+# ---- The maximum over windows of 3x3 with stride 2, with a gradient that accelerators compute from what was the
+# largest
+#
+# What JAX derives makes XLA look for the largest value of each window again and scatter into a map of zeros. CPUs,
+# where that was not measured, keep it.
+
+
 SIZE, STRIDE = 3, 2
 
 
@@ -81,6 +88,9 @@ def _with_places_bwd(size: tuple[int, int], place: jax.Array, grad: jax.Array) -
 
 
 _with_places.defvjp(_with_places_fwd, _with_places_bwd)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 Dtype = Any

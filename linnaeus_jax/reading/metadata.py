@@ -24,6 +24,9 @@ from linnaeus_jax.reading.dates import UNKNOWN_MOMENT, BadDate, Moment, read_mom
 if TYPE_CHECKING:
     import polars as pl
 
+# ---- What is known of one picture besides its pixels, and what of it cannot be right
+
+
 Text = TypeVar("Text", "pl.Series", "pl.Expr")
 
 
@@ -58,6 +61,9 @@ class Observation:
     date: Any = None
     elevation: Any = None
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _ELEVATION = re.compile(r"elev_(\d+(?:\.\d+)?)_(sin|cos)")

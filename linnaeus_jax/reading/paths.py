@@ -11,6 +11,8 @@ from pathlib import Path
 from linnaeus_jax import system
 from linnaeus_jax.data.images import image_path
 
+# ---- One part of many pictures, for several processes or machines
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -38,6 +40,9 @@ class Shard:
     def directory(self, out: Path) -> Path:
         """Where the part lies below the folder of the data set."""
         return out / "shards" / f"{self.index}-of-{self.count}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: ends of the names of picture files, without the dot: of what `data.decoding` reads

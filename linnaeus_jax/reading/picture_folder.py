@@ -53,7 +53,7 @@ class Listing:
 
     def empty_folders(self) -> list[str]:
         """The folders without any picture in or below them."""
-        full = {str(folder) for path in self.pictures() for folder in PurePosixPath(path).parents}
+        full = {"", *(str(folder) for path in self.pictures() for folder in PurePosixPath(path).parents)}
         return [folder for folder in self.folders if folder not in full]
 
     def warnings(self, known: Sequence[str] = ()) -> list[str]:

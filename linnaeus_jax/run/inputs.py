@@ -13,13 +13,13 @@ import numpy as np
 
 from linnaeus_jax.config.derived import global_batch_size
 from linnaeus_jax.config.typed import Config
+from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.coverage import CoverageReport, coverage_report
 from linnaeus_jax.data.dataset import Dataset, build_dataset, resolve_sources
 from linnaeus_jax.data.image_sources import open_split, other_resizing
 from linnaeus_jax.data.images import ImageSource, input_dtype
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
-from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows

@@ -27,6 +27,8 @@ from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.train_log import ESTIMATED_AFTER
 from linnaeus_jax.schedules.summary import headline, schedule_summary, write_summary
 
+# ---- What the debug flags and the event log say of a run at its start
+
 
 def run_facts(experiment: Experiment, start: int) -> RunFacts:
     """Facts of a run whose next update is that of step `start`."""
@@ -43,6 +45,9 @@ def run_facts(experiment: Experiment, start: int) -> RunFacts:
     }
     parts = experiment.program, inputs.dataset, experiment.resolved, inputs.plans
     return RunFacts(*parts, pipeline, start, experiment.saved)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger("linnaeus_jax")

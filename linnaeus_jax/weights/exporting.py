@@ -92,6 +92,9 @@ def facts(
     }
 
 
+# ---- What was imported for one model as a file of its own, which `model.pretrained` takes without PyTorch
+
+
 def converted(
     done: Import, model: ModelFamily, settings: Mapping[str, Any], pictures: Preprocessing | None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

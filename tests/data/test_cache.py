@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from linnaeus_jax.data.pipeline_stats import CacheStats, ImageCache
+from linnaeus_jax.data.cache import CacheStats, ImageCache
 
 SIZE = 12
 

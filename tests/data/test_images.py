@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.h5_direct import ContiguousImages, WholeChunkImages
 from linnaeus_jax.data.h5_images import H5Images, PackedImages
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageReadError, ResizedImages, image_path
 from linnaeus_jax.data.labels import read_identifiers
-from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.preprocessing import Preprocessing
 from tests.conftest import FIXTURES
 from tests.data.helpers import (

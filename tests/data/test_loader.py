@@ -21,11 +21,11 @@ from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data import loader as loader_module
 from linnaeus_jax.data.batch_reader import BatchReader
+from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles, ImageReadError
 from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.loader import EvalLoader, ReadSettings, TrainLoader
-from linnaeus_jax.data.pipeline_stats import ImageCache
 from linnaeus_jax.data.plans import EpochPlan, PlanSequence
 from linnaeus_jax.data.samplers import SamplerSettings
 from tests.data.helpers import MISSING_FILES, SIDE_32, folder_images, golden_pixels, of_group, unpack_folder

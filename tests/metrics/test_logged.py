@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from linnaeus_jax.data.pipeline_stats import CacheStats, PipelineStats
+from linnaeus_jax.data.cache import CacheStats
+from linnaeus_jax.data.pipeline_stats import PipelineStats
 from linnaeus_jax.metrics import names, register, table
 from linnaeus_jax.metrics.extras import META_STATES
 from linnaeus_jax.metrics.logged import LOGGED, PARTS, described, undescribed

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.reading.text import printable
 
+# ---- What a check of a data set found, as people and programs read it
+
+
 ERROR, WARNING, NOTE = LEVELS = ("error", "warning", "note")
 #: rows and examples that a finding keeps
 SHOWN = 5
@@ -76,6 +79,9 @@ class Findings(list[Finding]):
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(finding) for finding in self]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

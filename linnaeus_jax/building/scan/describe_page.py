@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# ---- The figures of a data set's description, each for half the width of a page so that a telephone can show it
+
+
 SIZE = (6.0, 3.7)  # inches
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 #: points of a curve; more could not be told apart
@@ -288,14 +291,14 @@ FIGURES: dict[str, Callable[[Description], Figure | None]] = {
 }
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 #: classes at each end of the tail that have example pictures, and pictures of each
 CLASSES, PICTURES = 8, 3
 MOMENTS = {"months", "hours", "elevation"}
 #: lines of a table of texts
 LINES = 15
+# ----------------------------------------------------------------------------------------------------------------------
+
+
 #: taller side, in pixels, that pictures are read at
 _READ = (2 * SIDE, 2 * SIDE)
 

@@ -20,6 +20,9 @@ from linnaeus_jax.reading.paths import SUFFIXES, is_picture
 from linnaeus_jax.reading.table import opened
 from linnaeus_jax.reading.text import printable
 
+# ---- Small text files of a few fields on each line, with commas, tabs, semicolons, bars or spaces between them
+
+
 _PICTURE_FIRST = re.compile(rf"(?i)^(.*?\.(?:{'|'.join(SUFFIXES)}))\s+(.*)$")
 
 
@@ -106,6 +109,9 @@ def _by_spaces(text: str, label_count: int) -> list[str]:
     if label_count:
         return text.rsplit(maxsplit=label_count)
     return [match[1], *match[2].split()] if match else text.split()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _NUMBER = re.compile(r"[+-]?\d+")

@@ -14,6 +14,9 @@ from linnaeus_jax.reading.columns import rank_name
 from linnaeus_jax.reading.schema import PLACE
 from linnaeus_jax.reading.text import printable
 
+# ---- Levels of folders that do not nest as ranks do: the same folders lie in several, as species do in camera stations
+
+
 #: a folder of no rank
 NO_RANK = "-"
 #: shares of the inner folders that lie in several, and of the outer ones that hold such, from which on levels cross: a
@@ -87,6 +90,9 @@ def readings(folders: Sequence[Names], levels: Sequence[str], inner_is_place: bo
         kept[place] = list(every[place + 1 :])
     found = [[levels[k] if k in kept[p] else PLACE if k == p else NO_RANK for k in every] for p in (place, every[-1])]
     return found[::-1] if inner_is_place else found
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 _SIDES = {

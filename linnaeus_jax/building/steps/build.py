@@ -32,6 +32,8 @@ from linnaeus_jax.files import locked, locked_elsewhere, make_directory, sync, s
 from linnaeus_jax.reading.paths import Shard
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, Progress
 
+# ---- One images file over the files of several parts, without copying a pixel
+
 
 @dataclass(frozen=True)
 class Part:
@@ -86,6 +88,9 @@ def _runs(used: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """(start, stop) of each run of used rows."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], used, [False]]).astype(np.int8)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 WORK, PLAN, JOURNAL, PIXELS, SUMMARY = ".build", "plan.json", "journal.jsonl", "images.h5", "build.json"

@@ -26,6 +26,9 @@ from linnaeus_jax.files import crc32_of, journal_entries, json_text
 from linnaeus_jax.reading.paths import read_file
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 
+# ---- Contiguous HDF5 data sets whose length is known only when their last row is written
+
+
 #: where the only data set of a new file begins; `finish_file` checks it
 DATA_OFFSET = 2048
 
@@ -93,6 +96,9 @@ def finish_file(path: Path, name: str, shape: tuple[int, ...]) -> None:
             data.write(file.read(DATA_OFFSET))
     finally:
         empty.unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: pictures of one piece of work, and of one record of the journal

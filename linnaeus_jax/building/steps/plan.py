@@ -25,6 +25,8 @@ from linnaeus_jax.files import sha256_of
 from linnaeus_jax.reading.schema import DETAIL, LINE, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED, SourceRows
 from linnaeus_jax.reading.text import printable
 
+# ---- Pictures that are not where records name them: at which level of the folders they lie
+
 
 def looked_for(frame: pl.DataFrame, root: Path) -> str:
     """One picture that was looked for, and where one of that name lies; "" where none was looked for in vain.
@@ -71,6 +73,9 @@ def _option(root: Path, wanted: PurePosixPath, found: PurePosixPath) -> str:
     if root.parts[-len(above) :] == above and shared == len(found.parts):
         return f"--pictures {printable(str(root.parents[len(above) - 1]))}"
     return f"a folder in which it is {printable(str(wanted))!r}, or correct the paths of the records"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: libraries that the bytes of a data set depend on

@@ -133,6 +133,9 @@ class Taxonomy:
         return allowed
 
 
+# ---- Tree and classes of a bundle as two JSON files, and back
+
+
 TAXONOMY = "taxonomy.json"
 CLASS_MAP = BUNDLE_CLASSES
 

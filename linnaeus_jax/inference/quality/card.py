@@ -37,6 +37,9 @@ from linnaeus_jax.reporting.tables import percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# ---- The pictures of a card
+
+
 #: points of the curves over confidences
 CONFIDENCES = np.linspace(0, 1, 101)
 #: least share of the rows of a risk-coverage curve that is drawn: of a few rows it says nothing
@@ -114,6 +117,9 @@ def draw_roll_up(path: Path, ranks: Sequence[str], paths: Judged, first: int) ->
     labels(right, "Errors, answering the most certain first", "% of the labelled rows answered", "% errors")
     legend(figure, [left, right])
     save(figure, path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 IMAGES = "images"

@@ -31,6 +31,9 @@ from linnaeus_jax.inference.server.schemas import (
 )
 from linnaeus_jax.reading.metadata import Encoded, Observation
 
+# ---- multipart/form-data (RFC 7578) that is in memory as a whole: read at once by Starlette's parser, in any thread
+
+
 #: files of a form, other fields, and bytes of one of those
 MAX_PARTS = 1000
 MAX_TEXT = 2**20
@@ -84,6 +87,9 @@ def _read(value: str | UploadFile) -> str | File:
         return value
     with value.file:
         return File(value.filename or "", value.file.read())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 #: AnswerOptions of so many different requests are kept
