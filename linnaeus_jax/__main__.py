@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,17 +15,23 @@ from typing import Any
 
 TOOLS = Path(__file__).parent / "tools"
 TRAIN = "linnaeus_jax.main"
+#: verb of the programs that look into a run that went wrong
+DEBUG = "debug"
 #: what one wants to do -> verb -> name of the program in `tools`
 GROUPS = {
-    "Data": {
+    "From images to answers": {
         "demo": "make_demo",
         "build": "build_dataset",
+        "train": "",
+        "report": "report",
+        "bundle": "bundle",
+        "predict": "predict",
+        "serve": "serve",
+    },
+    "Before training": {
         "verify": "verify_dataset",
         "describe": "describe_dataset",
         "pack": "pack",
-    },
-    "Training": {
-        "train": "",
         "check": "check",
         "schedule": "schedule",
         "augmentations": "show_augmentations",
@@ -31,50 +39,52 @@ GROUPS = {
         "models": "model_info",
         "import-weights": "import_weights",
     },
-    "Judging": {
-        "report": "report",
+    "After training": {
         "evaluate": "evaluate",
-        "demo-baselines": "demo_baselines",
-        "events": "analyze_debug_logs",
-        "logs": "filter_logs",
-        "profile": "profile_summary",
-        "replay": "replay",
-        "replay-metrics": "replay_metrics",
-    },
-    "Using": {
-        "bundle": "bundle",
-        "predict": "predict",
-        "serve": "serve",
         "export": "export",
         "export-weights": "export_weights",
+        "demo-baselines": "demo_baselines",
+    },
+    "Looking into a run": {
+        "debug events": "analyze_debug_logs",
+        "debug logs": "filter_logs",
+        "debug profile": "profile_summary",
+        "debug replay": "replay",
+        "debug replay-metrics": "replay_metrics",
     },
 }
+#: widest line of the overview
+WIDTH = 120
 SHELLS = ("bash", "zsh", "fish")
 
 
 def verbs() -> dict[str, str]:
-    """Verb -> module; the names of the programs are verbs, too."""
+    """Verb -> module; the names of the programs are verbs, too, and those of `debug` without it."""
     short = {verb: tool for group in GROUPS.values() for verb, tool in group.items()}
     long = {tool: tool for tool in short.values() if tool}
-    modules = {verb: f"linnaeus_jax.tools.{tool}" if tool else TRAIN for verb, tool in (long | short).items()}
+    alone = {verb.removeprefix(f"{DEBUG} "): tool for verb, tool in short.items()}
+    modules = {verb: f"linnaeus_jax.tools.{tool}" if tool else TRAIN for verb, tool in (long | alone | short).items()}
     return {**modules, "main": TRAIN}
 
 
 def meaning(module: str) -> str:
     """The first sentence of a program's docstring, read without importing it."""
     if module == TRAIN:
-        return "Trains: --config=FILE [--workdir=DIR] [--config.a.b=c ...]; --help."
+        return "Trains: --config=FILE [--workdir=DIR] [--config.a.b=c ...]."
     text = ast.get_docstring(ast.parse((TOOLS / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8"))) or ""
-    return " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[.])\s", " ".join(text.split("\n\n")[0].split()))[0]
 
 
 def overview() -> str:
     """The verbs by group, each with what it does."""
     known = verbs()
     width = max(len(verb) for group in GROUPS.values() for verb in group)
-    lines = ["linnaeus VERB ...; each explains itself with --help. First steps: demo, then train.", ""]
+    lines = ["linnaeus VERB ...; each explains itself with --help. First steps: demo or build, then train.", ""]
     for group, members in GROUPS.items():
-        lines += [group, *(f"  {verb:<{width}}  {meaning(known[verb])}" for verb in members), ""]
+        texts = {
+            verb: textwrap.shorten(meaning(known[verb]), WIDTH - width - 4, placeholder=" ...") for verb in members
+        }
+        lines += [group, *(f"  {verb:<{width}}  {text}" for verb, text in texts.items()), ""]
     lines += [
         "A verb is the same program as `python -m` with its module, linnaeus_jax.main or one of linnaeus_jax.tools.",
         f"Completion in a shell: linnaeus completion {'|'.join(SHELLS)} prints what its start-up file should read.",
@@ -82,14 +92,14 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _complete(module: str, verb: str) -> None:
-    """Answers a shell that asks for completions, and ends; see argcomplete."""
+def _complete(module: str, verb: str, words: Sequence[str]) -> None:
+    """Answers a shell that asks for completions of `words`, and ends; see argcomplete."""
     import argparse
 
     import argcomplete
 
     if module != TRAIN and verb:
-        os.environ["_ARGCOMPLETE"] = "2"  # of the words, the verb is the program
+        os.environ["_ARGCOMPLETE"] = str(1 + len(verb.split()))  # of the words, the verb is the program
         return  # the program's own parser answers
     parser = argparse.ArgumentParser()
     if module == TRAIN:
@@ -104,7 +114,11 @@ def _complete(module: str, verb: str) -> None:
             action: Any = parser.add_argument(f"--config.{path}", help=key.meaning if key else None)
             action.completer = lambda key=key, **_: key.completions() if key else ()  # asked for the one that is typed
     else:
-        parser.add_argument("verb", choices=[*(verb for group in GROUPS.values() for verb in group), "completion"])
+        inside = words[:1] == [DEBUG]
+        os.environ["_ARGCOMPLETE"] = str(1 + inside)
+        shown = [verb.split() for group in GROUPS.values() for verb in group]
+        choices = [verb[inside] for verb in shown if len(verb) > 1] if inside else [verb[0] for verb in shown]
+        parser.add_argument("verb", choices=[*dict.fromkeys(choices), *([] if inside else ["completion"])])
     argcomplete.autocomplete(parser)
 
 
@@ -121,14 +135,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(given: list[str]) -> int:
     known = verbs()
     if "_ARGCOMPLETE" in os.environ:
-        words = os.environ.get("COMP_LINE", "").split()
-        verb = words[1] if len(words) > 1 and words[1] in known else ""
-        _complete(known.get(verb, ""), verb)
-        given = [verb]
-    if not given or given[0] in ("--help", "-h", "help"):
+        words = os.environ.get("COMP_LINE", "").split()[1:]
+        verb = next((each for each in (" ".join(words[:2]), *words[:1]) if each in known), "")
+        _complete(known.get(verb, ""), verb, words)
+        given = verb.split()
+    if not given or given[0] in ("--help", "-h", "help") or given in ([DEBUG], [DEBUG, "--help"], [DEBUG, "-h"]):
         print(overview())
         return 0
-    verb, *rest = given
+    words = 2 if given[0] == DEBUG else 1
+    verb, rest = " ".join(given[:words]), given[words:]
     if verb == "--version":
         from linnaeus_jax import __version__
 

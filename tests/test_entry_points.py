@@ -59,10 +59,18 @@ def test_every_program_has_a_verb(capsys):
     assert overview.main([]) == 0
     printed = capsys.readouterr().out
     shown = [verb for group in overview.GROUPS.values() for verb in group]
-    assert re.findall(r"^  ([a-z-]+)  +\S", printed, re.M) == shown
+    assert re.findall(r"^  ([a-z-]+(?: [a-z-]+)?)  +\S", printed, re.M) == shown
     assert len({overview.verbs()[verb] for verb in shown}) == len(shown) == len(programs)
-    for given, meant in (("trian", "train"), ("predcit", "predict"), ("--config=quickstart", "train")):
-        assert overview.main([given, "x"]) == 2
+    assert all(len(line) <= 120 for line in printed.splitlines())
+    assert overview.main(["debug"]) == 0
+    assert capsys.readouterr().out == printed
+    for given, meant in (
+        ("trian", "train"),
+        ("predcit", "predict"),
+        ("--config=quickstart", "train"),
+        ("debug evnts", "debug events"),
+    ):
+        assert overview.main([*given.split(), "x"]) == 2
         assert f"did you mean linnaeus {meant}?" in capsys.readouterr().err
     assert overview.main(["--version"]) == 0
 
@@ -78,6 +86,9 @@ def test_a_verb_is_its_program(start):
         ended, same = start("linnaeus_jax", verb, "--confg=x"), start(program, "--confg=x")
         assert ended.status == same.status == 2
         assert ended.error.split("error:")[-1] == same.error.split("error:")[-1] != ""
+    of_debug, alone = (start("linnaeus_jax", *verb, "--help") for verb in (("debug", "events"), ("events",)))
+    assert of_debug.out.replace("debug events", "events").split() == alone.out.split()
+    assert of_debug.out.startswith("usage: linnaeus debug events ")
     assert start("linnaeus_jax", "completion", "bash").out.count("linnaeus") > 1
 
 
@@ -87,6 +98,9 @@ def test_a_verb_is_its_program(start):
         ("linnaeus pre", ["predict"]),
         ("linnaeus predict --expl", ["--explain"]),
         ("linnaeus train --config.train.ep", ["--config.train.epochs"]),
+        ("linnaeus deb", ["debug"]),
+        ("linnaeus debug replay-", ["replay-metrics"]),
+        ("linnaeus debug replay runs --grad", ["--gradients"]),
     ],
 )
 def test_completion(line, completed, tmp_path):
