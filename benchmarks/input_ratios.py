@@ -110,7 +110,7 @@ def _deflated(chunks: bool) -> Callable[[Path, argparse.Namespace], Path]:
 
 FORMS: Mapping[str, Form] = {
     "jpeg": Form(_jpeg, "JPEG of {side} pixels to {size}", 0.1, 1.6),
-    "gzip": Form(_deflated(True), "one deflated picture of {size} pixels in a chunk", 0.2, 1.7),
+    "gzip": Form(_deflated(True), "one deflated picture of {size} pixels in a chunk", 0.2, None),
     "tiles": Form(_deflated(False), "deflated parts of many pictures in a chunk", 0.02, None),
     "mapped": Form(_raw, "raw pictures of {size} pixels", 1.0, None),
 }

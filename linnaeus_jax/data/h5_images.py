@@ -154,7 +154,12 @@ class MissingDatasetError(InputError, KeyError):
 
 
 class H5Images(StoredImages):
-    """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read."""
+    """Any other HDF5 layout, read through h5py: one handle per process, opened at the first read.
+
+    HDF5 lets one thread in, also while it unpacks; so one reads all rows, and each chunk once.
+    """
+
+    copies_only = True  # more threads would wait for each other, too
 
     def __init__(self, path: Path, dataset: str, shape: tuple[int, int, int, int]) -> None:
         super().__init__(path, dataset, shape)
@@ -169,19 +174,21 @@ class H5Images(StoredImages):
         return self._opened[2]
 
     def _scatter(self, rows: NDArray[np.int64], out: np.ndarray, places: Places) -> None:
-        order = np.argsort(rows, kind="stable")
-        runs = np.split(order, np.flatnonzero(np.diff(rows[order]) != 1) + 1) if len(rows) else []
-        with self._lock:  # one thread opens the file; h5py lets only one read anyway
-            for run in runs:  # of consecutive rows, which share chunks
-                first, last = int(rows[run[0]]), int(rows[run[-1]])
-                try:
-                    images = self._dataset()[first : last + 1]
-                except OSError as error:
-                    raise OSError(
-                        f"{self.path} cannot be read: images {first}..{last} ({error}); copy or build the file again"
-                    ) from error
-                for i, image in zip(run.tolist(), images, strict=True):
-                    out[places[i]] = image
+        with self._lock:  # one thread opens the file
+            first = last = -1
+            try:
+                dataset = self._dataset()
+                order = np.argsort(rows, kind="stable")
+                layers = rows[order] // (dataset.chunks or (1,))[0]
+                for group in np.split(order, np.flatnonzero(np.diff(layers)) + 1) if len(rows) else ():
+                    first, last = int(rows[group[0]]), int(rows[group[-1]])
+                    images = dataset[first : last + 1]
+                    for i in group.tolist():
+                        out[places[i]] = images[rows[i] - first]
+            except OSError as error:
+                raise OSError(
+                    f"{self.path} cannot be read: images {first}..{last} ({error}); copy or build the file again"
+                ) from error
 
 
 class JoinedImages:
