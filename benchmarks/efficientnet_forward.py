@@ -90,7 +90,7 @@ class Network:
         """Loss and gradients of the last blocks and of what follows them, from the activations of `batch` pictures."""
         first = self.model.trunk_blocks - LAST_BLOCKS
         entering = jax.eval_shape(
-            lambda variables, pictures: self.model.apply(variables, pictures, first, method="enter"),
+            lambda variables, pictures: self.model.apply(variables, pictures, first, method="forward_prefix"),
             self.variables,
             self.pictures(batch),
         )
@@ -103,7 +103,7 @@ class Network:
         def loss(tuned: Any, activations: jax.Array) -> jax.Array:
             given = {"params": {**frozen, **tuned}, **state}
             features, _ = self.model.apply(
-                given, activations, first, train=True, method="encode_from", mutable=list(state)
+                given, activations, first, train=True, method="forward_suffix", mutable=list(state)
             )
             return jnp.mean(jnp.square(features))
 

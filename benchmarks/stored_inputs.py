@@ -106,7 +106,7 @@ def storing_of(tune: str, labels: Path, pictures: Path, pairs: int) -> Row:
     model, block = experiment.program.model, experiment.program.objective.block
     batch = jnp.asarray(np.random.default_rng(0).standard_normal((BATCH, SIDE, SIDE, 3), np.float32))
     given = {"params": state.params, **state.model_state}
-    forward = jax.jit(lambda given, batch: model.apply(given, batch, block, method="enter"))
+    forward = jax.jit(lambda given, batch: model.apply(given, batch, block, method="forward_prefix"))
     bare = forward.lower(given, batch).compile(compiler_options(training=False))
 
     def theirs() -> float:

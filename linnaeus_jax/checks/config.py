@@ -33,7 +33,7 @@ from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
 from linnaeus_jax.learning.optimizers import read_groups
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily, build_model
-from linnaeus_jax.models.family import entry_block
+from linnaeus_jax.models.family import split_block
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.step.probes import registered_probes
 from linnaeus_jax.taxonomy.ranks import check_task_order
@@ -226,7 +226,7 @@ def _model_errors(config: Config) -> list[str]:
             img_size=data.img_size,
             parents=dict.fromkeys(data.task_keys_h5, (0, 1)),
         )
-        if entry_block(model, config.train.tune) is not None and mixes(config):
+        if split_block(model, config.train.tune) is not None and mixes(config):
             raise InputError(
                 f"train.tune = {config.train.tune!r} trains on what is stored of the pictures, which is not mixed; set "
                 "schedule.mixup.prob.enabled=False, or train.tune='full'"

@@ -70,12 +70,14 @@ class BlockRow(ModelFamily, kw_only=True):
         self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
         """Features [B, D] of the compute dtype, a mean over the picture that is taken in float32."""
-        return self.encode_from(self._begun(image_BHWC, row_weight_B, train), 0, row_weight_B=row_weight_B, train=train)
+        return self.forward_suffix(
+            self._begun(image_BHWC, row_weight_B, train), 0, row_weight_B=row_weight_B, train=train
+        )
 
-    def encode_from(
+    def forward_suffix(
         self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """See `ModelFamily.encode_from`."""
+        """See `ModelFamily.forward_suffix`."""
         x = x.astype(self.dtype)
         if block < self.trunk_blocks:
             x = self._pooled(self._run(x, range(block, self.trunk_blocks), row_weight_B, train), row_weight_B, train)
@@ -83,8 +85,8 @@ class BlockRow(ModelFamily, kw_only=True):
         dropped: jax.Array = self.drop(x, key)
         return dropped
 
-    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """See `ModelFamily.enter`."""
+    def forward_prefix(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+        """See `ModelFamily.forward_prefix`."""
         if block == self.trunk_blocks:
             return self.encode_image(image_BHWC)
         return self._run(self._begun(image_BHWC, None, train=False), range(block), None, train=False)

@@ -32,8 +32,8 @@ class ModelFamily(nn.Module, kw_only=True):
     `setup_classifier`, and `encode_image`, the part that no metadata enter, apart so that several evaluations of the
     same images under different metadata share it. Metadata join late (`LateFusion`), or the family
     defines `encode_tokens`, in which they meet the picture; one that has both says so in `fusions`. A family whose
-    `encode_image` is a row of blocks may also define `trunk_blocks`, `enter` and `encode_from`, so that what its first
-    blocks make of a picture is computed once.
+    `encode_image` is a row of blocks may also define `trunk_blocks`, `forward_prefix` and `forward_suffix`,
+    so that what its first blocks make of a picture is computed once.
     What a family keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves
     where `train` is set and the caller has made it mutable.
     Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
@@ -220,7 +220,7 @@ class ModelFamily(nn.Module, kw_only=True):
         if block is None:
             features = self.encode_image(image_BHWC, row_weight_B=row_weight_B, train=train)
         else:
-            features = self.encode_from(image_BHWC, block, row_weight_B=row_weight_B, train=train)
+            features = self.forward_suffix(image_BHWC, block, row_weight_B=row_weight_B, train=train)
         return self.encode_tokens(features, meta_BD, meta_valid_BK=meta_valid_BK, train=train)
 
     def encode_image(self, image_BHWC: jax.Array, *, row_weight_B: jax.Array | None = None, train: bool = False) -> Any:
@@ -232,14 +232,14 @@ class ModelFamily(nn.Module, kw_only=True):
         """Blocks of `encode_image` before each of which it can be cut in two; 0: it cannot be cut."""
         return 0
 
-    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+    def forward_prefix(self, image_BHWC: jax.Array, block: int) -> jax.Array:
         """The first part, outside of training: what enters a block; with `trunk_blocks` what leaves the last."""
         raise NotImplementedError
 
-    def encode_from(
+    def forward_suffix(
         self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> Any:
-        """The second part: what `enter` returned -> what `encode_image` returns."""
+        """The second part: what `forward_prefix` returned -> what `encode_image` returns."""
         raise NotImplementedError
 
     def encode_tokens(
@@ -268,7 +268,7 @@ class ModelFamily(nn.Module, kw_only=True):
         return logits
 
 
-def entry_block(model: ModelFamily, tune: str) -> int | None:
+def split_block(model: ModelFamily, tune: str) -> int | None:
     """Block of a model that stored inputs enter: `full` None, `head` all, `last:N` and `auto:N` all but the last N.
 
     Raises:
@@ -282,7 +282,9 @@ def entry_block(model: ModelFamily, tune: str) -> int | None:
             "model.metadata_fusion='late', or train.tune='full'"
         )
     if not model.trunk_blocks:
-        families = ", ".join(name for name, family in MODELS.entries.items() if family.enter is not ModelFamily.enter)
+        families = ", ".join(
+            name for name, family in MODELS.entries.items() if family.forward_prefix is not ModelFamily.forward_prefix
+        )
         raise InputError(
             f"train.tune = {tune!r} needs a family whose trunk can be cut: {families}; model.type is "
             f"{type(model).__name__}: use train.tune='full'"

@@ -50,7 +50,7 @@ def _of(family: str, variant: str) -> Trunk:
 def can_be_joined(family: Any) -> bool:
     """Whether the trunk of a family gives features [B, D] that no metadata have entered, and can be cut off."""
     late = family.encode_tokens is ModelFamily.encode_tokens
-    return late and family.enter is not ModelFamily.enter and not issubclass(family, Joined)
+    return late and family.forward_prefix is not ModelFamily.forward_prefix and not issubclass(family, Joined)
 
 
 def joinable() -> str:
@@ -212,14 +212,14 @@ class Joined(ModelFamily):
         ]
         return self._dropped(jnp.concatenate(features, axis=1), train)
 
-    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """See `ModelFamily.enter`."""
+    def forward_prefix(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+        """See `ModelFamily.forward_prefix`."""
         return image_BHWC if block < self.trunk_blocks else self.encode_image(image_BHWC)
 
-    def encode_from(
+    def forward_suffix(
         self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """See `ModelFamily.encode_from`."""
+        """See `ModelFamily.forward_suffix`."""
         if block < self.trunk_blocks:
             return self.encode_image(x.astype(jnp.float32), row_weight_B=row_weight_B, train=train)
         return self._dropped(x.astype(self.dtype), train)

@@ -123,14 +123,14 @@ def _traced(model: ModelFamily) -> tuple[initial.TracedInit, dict[Path, str]]:
 
 
 def entered(model: ModelFamily, block: int) -> jax.ShapeDtypeStruct:
-    """What is stored of a picture that enters a block, `STORED_DTYPE` [1, ...]; see `ModelFamily.enter`."""
+    """What is stored of a picture that enters a block, `STORED_DTYPE` [1, ...]; see `ModelFamily.forward_prefix`."""
     image = jnp.zeros((1, *model.img_size, 3))
-    made = jax.eval_shape(lambda v: model.apply(v, image, block, method="enter"), abstract_variables(model))
+    made = jax.eval_shape(lambda v: model.apply(v, image, block, method="forward_prefix"), abstract_variables(model))
     return jax.ShapeDtypeStruct(made.shape, STORED_DTYPE)
 
 
 def trained_from(model: ModelFamily, block: int) -> frozenset[str]:
-    """Canonical names of the parameters that a model uses when its input enters a block, see `ModelFamily.enter`."""
+    """Canonical names of the parameters that a model uses behind `ModelFamily.forward_prefix`."""
 
     def init(key: jax.Array, x: jax.Array) -> Any:
         return model.init(key, x, jnp.zeros((1, model.meta_dim)), block=block)["params"]

@@ -267,16 +267,16 @@ class ViT(ModelFamily):
             return patches
         return self._features(self._run(patches, slice(None), train))
 
-    def enter(self, image_BHWC: jax.Array, block: int) -> jax.Array:
-        """See `ModelFamily.enter`."""
+    def forward_prefix(self, image_BHWC: jax.Array, block: int) -> jax.Array:
+        """See `ModelFamily.forward_prefix`."""
         if block == self.trunk_blocks:
             return self.encode_image(image_BHWC)
         return self._run(self._patches(image_BHWC), slice(block), train=False)
 
-    def encode_from(
+    def forward_suffix(
         self, x: jax.Array, block: int, *, row_weight_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """See `ModelFamily.encode_from`; of pictures of the size `img_size`."""
+        """See `ModelFamily.forward_suffix`; of pictures of the size `img_size`."""
         x = x.astype(self.dtype)
         if block == self.trunk_blocks:
             return x

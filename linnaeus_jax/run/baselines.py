@@ -183,7 +183,7 @@ def feature_vectors(experiment: Experiment, state: TrainState) -> Vectors | None
 
         @jax.jit
         def features(params: Any, statistics: Any, x: jax.Array) -> Any:
-            return program.model.apply({"params": params, **statistics}, x, block, method="encode_from")
+            return program.model.apply({"params": params, **statistics}, x, block, method="forward_suffix")
 
         def encoded(x: NDArray[Any]) -> NDArray[Any]:
             padded = np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])

@@ -30,7 +30,7 @@ from linnaeus_jax.run import autobatch
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.failures import as_infrastructure_error
 from linnaeus_jax.run.identity import finished_epochs, plan_identity, run_identity
-from linnaeus_jax.run.inputs import Inputs, build_inputs, use_given
+from linnaeus_jax.run.inputs import Inputs, build_inputs, use_precomputed_features
 from linnaeus_jax.run.lock import LOCK_FILE, RunLock
 from linnaeus_jax.run.pretrained import apply_weight_requirements, loaded_names
 from linnaeus_jax.run.processes import check_agreement, fail_on_all
@@ -244,7 +244,7 @@ def _planned(
         resolved, block = schedule or _resolve(inputs), inputs.sampler.block
         weights, loaded = _weights(config, directory, inputs.dataset, None if resumes else weights_of, source)
         experiment = _assembled(directory, placement, inputs, resolved, block, loaded)
-        use_given(inputs, experiment.program.stored)
+        use_precomputed_features(inputs, experiment.program.stored)
         return dataclasses.replace(experiment, weights=weights, saved=plain(tree))
 
 

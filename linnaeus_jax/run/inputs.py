@@ -157,7 +157,7 @@ class Inputs:
         return EvalLoader(arrays, split.rows[first:], images, rows, self.reading, positions=positions, retry=with_retry)
 
 
-def use_given(inputs: Inputs, stored: jax.ShapeDtypeStruct | None) -> None:
+def use_precomputed_features(inputs: Inputs, stored: jax.ShapeDtypeStruct | None) -> None:
     """Lets training and validation read sources that give no pictures but what a trunk makes of them, as they are.
 
     Args:

@@ -182,7 +182,9 @@ def view_function(experiment: Experiment) -> Callable[..., jax.Array]:
         augmented = augment(image, row, key, objective.augmentation)
         plain, augmented = (normalize(pixels, how.mean, how.std) for pixels in (image, augmented))
         pixels = jnp.where(number == 0, plain, augmented)
-        x: Any = program.model.apply({"params": params, **model_state}, pixels, objective.block, method="enter")
+        x: Any = program.model.apply(
+            {"params": params, **model_state}, pixels, objective.block, method="forward_prefix"
+        )
         return jnp.asarray(x, DTYPE)
 
     return jax.jit(

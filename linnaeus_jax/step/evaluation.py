@@ -69,7 +69,7 @@ class EvaluationProgram:
         """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata."""
         variables = {"params": params, **model_state}
         if self.block is not None:
-            features: Any = self.model.apply(variables, image, self.block, method="encode_from")
+            features: Any = self.model.apply(variables, image, self.block, method="forward_suffix")
             return features
         pixels = normalize(image, self.preprocessing.mean, self.preprocessing.std)
         features = self.model.apply(variables, pixels, method="encode_image")

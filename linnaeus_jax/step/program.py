@@ -29,7 +29,7 @@ from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
 from linnaeus_jax.models.batch_norm import with_moment_counts
-from linnaeus_jax.models.family import entry_block
+from linnaeus_jax.models.family import split_block
 from linnaeus_jax.models.names import entered, trained_from
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler
@@ -315,7 +315,7 @@ def build_objective(
         null_possible=dataset.null_possible,
         null_masking=null_masking(config),
         augmentation=AugmentSettings.from_config(config.aug),
-        block=entry_block(model, config.train.tune),
+        block=split_block(model, config.train.tune),
         preprocessing=Preprocessing.from_config(config),
         mix=mix_settings(config, block),
         masking=MaskSettings.build(resolved.partial_masking, component_names) if masking else None,
@@ -367,7 +367,7 @@ def build_evaluation(config: Config, dataset: Dataset, model: ModelFamily) -> Ev
     """What the phases of a validation compute."""
     return EvaluationProgram(
         model=model,
-        block=entry_block(model, config.train.tune),
+        block=split_block(model, config.train.tune),
         tasks=dataset.tasks,
         component_names=tuple(component.name for component in dataset.components),
         bounds=tuple((component.start, component.stop) for component in dataset.components),

@@ -61,8 +61,8 @@ def test_a_trunk_that_is_cut_computes_the_same():
 
     def all_ways(x: Any) -> Any:
         whole = model.apply(variables, x, method="encode_image")
-        inner = [model.apply(variables, x, block, method="enter") for block in (2, 3, 4)]
-        parts = [model.apply(variables, x, n, method="encode_from") for x, n in zip(inner, (2, 3, 4))]
+        inner = [model.apply(variables, x, block, method="forward_prefix") for block in (2, 3, 4)]
+        parts = [model.apply(variables, x, n, method="forward_suffix") for x, n in zip(inner, (2, 3, 4))]
         return whole, inner, parts
 
     whole, inner, parts = jax.jit(all_ways, compiler_options=FAST)(image)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.models.family import entry_block
+from linnaeus_jax.models.family import split_block
 from linnaeus_jax.models.names import abstract_variables, initial_variables, named_leaves, trained_from
 from tests.models.builds import build
 from tests.models.test_contract import COMPONENTS, SIZE, TASKS, jit, random_variables
@@ -58,8 +58,8 @@ def test_a_trunk_that_is_cut_gives_the_same(index):
         whole = model.apply(variables, image, method="encode_image")
         parts = []
         for block in range(model.trunk_blocks + 1):
-            entered = model.apply(variables, image, block, method="enter")
-            parts.append(model.apply(variables, entered, block, method="encode_from"))
+            entered = model.apply(variables, image, block, method="forward_prefix")
+            parts.append(model.apply(variables, entered, block, method="forward_suffix"))
         return whole, parts
 
     whole, parts = cut(image)
@@ -152,5 +152,5 @@ def test_settings_that_cannot_work_say_so(keys, message):
 
 def test_a_trunk_with_metadata_as_tokens_cannot_be_cut():
     with pytest.raises(InputError, match=r"model\.metadata_fusion='late', or train\.tune='full'"):
-        entry_block(form(0, metadata_fusion="tokens"), "head")
-    assert entry_block(form(0), "last:1") == 1
+        split_block(form(0, metadata_fusion="tokens"), "head")
+    assert split_block(form(0), "last:1") == 1
