@@ -67,11 +67,6 @@ class LabelTable:
         """StringDType [N]: file name or relative path of each image; read from the file at the first access."""
         return read_identifiers(self.path)
 
-    @cached_property
-    def identifiers_digest(self) -> str:
-        """See `read_identifiers_digest`."""
-        return read_identifiers_digest(self.path)
-
 
 def read_label_tables(
     paths: Sequence[str],

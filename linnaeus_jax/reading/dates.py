@@ -79,11 +79,6 @@ class _Read(NamedTuple):
     fault: str = ""
 
 
-def parse_date(text: str, time: str = "") -> Moment:
-    """The moment of `read_moment` alone. Raises BadDate."""
-    return read_moment(text, time).moment
-
-
 @functools.lru_cache(maxsize=1 << 16)
 def read_moment(text: str, time: str = "", *, day_first: bool | None = None, zone: str = "") -> Reading:
     """Reads a date in the forms of ISO 8601 that Darwin Core allows, and in those of tables and cameras.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from linnaeus_jax.building.steps.observations import read_observations
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.data.metadata import ComponentSettings, SourceColumns, build_metadata
-from linnaeus_jax.reading.dates import BadDate, parse_date
+from linnaeus_jax.reading.dates import BadDate, read_moment
 from tests.building.helpers import rows_of
 
 
@@ -83,7 +83,7 @@ def test_the_encodings_are_the_documented_ones():
     ],
 )
 def test_dates_are_understood(date, moment):
-    np.testing.assert_equal(parse_date(date), moment)
+    np.testing.assert_equal(read_moment(date).moment, moment)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_dates_are_understood(date, moment):
 )
 def test_dates_that_cannot_be_used_say_why(date, reason):
     with pytest.raises(BadDate, match=reason):
-        parse_date(date)
+        read_moment(date)
     seen = observe(date=[date, "2023-01-01"])
     assert seen.known["TEMPORAL"].tolist() == [False, True]
     assert len(seen.blanked) == 1
@@ -116,7 +116,7 @@ def test_dates_that_cannot_be_used_say_why(date, reason):
 @given(st.text(max_size=30))
 def test_any_text_is_a_date_or_a_reason(text):
     try:
-        month = parse_date(text)[0]
+        month = read_moment(text).moment[0]
     except BadDate:
         return
     assert 1 <= month <= 12

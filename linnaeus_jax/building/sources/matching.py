@@ -18,7 +18,7 @@ from linnaeus_jax.reading.schema import mapped
 from linnaeus_jax.reading.text import printable
 
 #: columns that a picture is looked for by
-IDENTIFIER, ID, NUMBER, OTHER_IDS = "identifier", "id", "number", ("specimen", "catalog")
+IDENTIFIER, ID, OTHER_IDS = "identifier", "id", ("specimen", "catalog")
 _LAST = r"([^/\\]*)$"
 #: a number in a folder of one record that is larger than this is a name, not a place in a series
 _LARGEST_NUMBER = 100
