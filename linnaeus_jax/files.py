@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import shutil
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,6 +158,22 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """
     with replaced_file(path) as unfinished, unfinished.open("x", encoding="utf-8", newline="\n") as file:
         file.writelines((text,) if isinstance(text, str) else text)
+
+
+def set_lines_aside(path: Path, aside: Path, chosen: Callable[[str], bool]) -> int:
+    """Moves the chosen lines of a text file to the end of `aside`, line by line; returns how many."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        moves = [chosen(line) for line in lines]
+    if any(moves):
+        with (
+            path.open(encoding="utf-8", errors="replace") as lines,
+            aside.open("a", encoding="utf-8", newline="\n") as to,
+        ):
+            to.writelines(line.rstrip("\n") + "\n" for line in itertools.compress(lines, moves))
+        sync(aside)
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            write_atomically(path, (line.rstrip("\n") + "\n" for line, moved in zip(lines, moves) if not moved))
+    return sum(moves)
 
 
 def json_text(value: Any, **options: Any) -> str:

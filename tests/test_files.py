@@ -240,7 +240,6 @@ def test_json_is_strict(tmp_path):
 OWN_JSON = {
     "config/saved.py",
     "debugging/event_log.py",
-    "debugging/flags.py",
     "files.py",
     "inference/bundle/files.py",
     "inference/files/prediction_files.py",

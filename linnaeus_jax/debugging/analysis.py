@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.debugging.event_reader import number, read_events
+import numpy as np
+
 from linnaeus_jax.debugging.log_statistics import HEALTHY, LogStatistics
 from linnaeus_jax.debugging.signs import diagnose
 
@@ -26,15 +26,12 @@ def analyse(files: Sequence[Path]) -> dict[str, Any]:
     Returns:
       total_events, malformed_lines, event_types, files, training, improvement, gradients, param_updates, data_sanity
       (sections without events are absent or empty), and `findings`: see `signs.diagnose`. Of anything that could grow
-      with the log, the first `LISTED` are listed; of the epochs the first and the last. The median is that of a sample
-      where there are more than `MEDIAN_OF` norms.
+      with the log, the first `LISTED` are listed; of the epochs the first and the last.
 
     Raises:
       OSError: a file cannot be read.
     """
-    log = LogStatistics()
-    for event in read_events(files):
-        log.add(event)
+    log = LogStatistics.read(files)
     analysis: dict[str, Any] = {
         "files": [str(path) for path in files],
         "total_events": log.events,
@@ -42,11 +39,11 @@ def analyse(files: Sequence[Path]) -> dict[str, Any]:
         "event_types": dict(log.kinds),
         "data_sanity": [check for _, check in log.checks],
     }
-    if log.training.logged:
+    if len(log.training):
         analysis |= {"training": log.training.results(), "improvement": log.training.improvement()}
-    if log.gradients.norms.count:
+    if len(log.gradients):
         analysis["gradients"] = log.gradients.results()
-    if log.updates.count:
+    if len(log.updates):
         analysis["param_updates"] = log.updates.results()
     analysis["findings"] = diagnose(log)
     return analysis
@@ -160,13 +157,13 @@ _SECTIONS: dict[str, tuple[str, Callable[[Any], Iterator[Line]]]] = {
     "findings": ("SIGNS", _signs),
 }
 
-#: panels of the plot: event, key, label, scale
+#: panels of the plot: part of the log, key, label
 _PANELS = (
-    ("training_step", "loss", "loss", "linear"),
-    ("training_step", "accuracy", "accuracy (fraction)", "linear"),
-    ("training_step", "learning_rate", "learning rate", "linear"),
-    ("gradient_stats", "total_norm", "gradient norm", "log"),
-    ("param_updates", "num_params_updated", "parameters updated", "linear"),
+    ("training", "loss", "loss"),
+    ("training", "accuracy", "accuracy (fraction)"),
+    ("training", "learning_rate", "learning rate"),
+    ("gradients", "total_norm", "gradient norm"),
+    ("updates", "num_params_updated", "parameters updated"),
 )
 
 
@@ -174,29 +171,21 @@ def plot(files: Sequence[Path], path: Path) -> Path:
     """Draws loss, accuracy, learning rate, gradient norm and updated parameters over the steps, 1200 x 1000 pixels."""
     from matplotlib.figure import Figure  # the import takes a second, which only those who draw should pay
 
-    curves = {key: (array("q"), array("d")) for _, key, _, _ in _PANELS}
-    epochs = array("q")
-    for event in read_events(files):
-        if event is not None and event["event_type"] == "epoch_start":
-            epochs.append(event["step"])
-        for kind, key, _, _ in _PANELS:
-            if event is not None and event["event_type"] == kind:
-                curves[key][0].append(event["step"])
-                curves[key][1].append(number(event["data"].get(key)))
+    log = LogStatistics.read(files)
     figure = Figure(figsize=(12, 10), dpi=100, layout="constrained")
-    for axes, (kind, key, label, scale) in zip(figure.subplots(len(_PANELS), 1, sharex=True), _PANELS, strict=True):
-        steps, values = curves[key]
+    for axes, (kind, key, label) in zip(figure.subplots(len(_PANELS), 1, sharex=True), _PANELS, strict=True):
+        steps, values = getattr(log, kind)["step"], getattr(log, kind)[key]
         axes.plot(steps, values, ".-", lw=0.8, ms=4)
-        for step in (step for step, value in zip(steps, values, strict=True) if value - value != 0.0):
+        for step in steps[~np.isfinite(values)]:
             axes.axvline(step, color="red", lw=0.8, alpha=0.5)
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
-        if key == "total_norm" and any(value > 0 for value in values):
-            axes.set_yscale(scale)
+        if key == "total_norm" and (values > 0).any():
+            axes.set_yscale("log")
             axes.axhspan(*HEALTHY, color="green", alpha=0.07)
-        if kind == "param_updates":
+        if kind == "updates":
             axes.set_ylim(bottom=0)
-        for start in epochs:
+        for start in log.epoch_starts["step"]:
             axes.axvline(start, color="black", lw=0.6, alpha=0.3)
     axes.set_xlabel("optimizer updates (thin lines: epochs; red: not finite; green band: usual gradient norms)")
     figure.suptitle(files[0].parent.as_posix() if len(files) > 1 else files[0].name)

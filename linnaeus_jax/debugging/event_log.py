@@ -28,7 +28,7 @@ import numpy as np
 from linnaeus_jax.debugging.analysis import analyse
 from linnaeus_jax.debugging.event_reader import logs_in, parse_event
 from linnaeus_jax.debugging.leaf_sizes import leaf_sizes
-from linnaeus_jax.files import sync, write_atomically, write_json
+from linnaeus_jax.files import set_lines_aside, write_json
 from linnaeus_jax.learning.transforms import FROZEN
 from linnaeus_jax.learning.update import ParameterRow
 from linnaeus_jax.reporting.metrics_log import strict
@@ -167,24 +167,12 @@ def supersede(directory: Path, step: int, *, run: Path | None = None) -> int:
     Returns:
       How many lines were moved.
     """
-    total = 0
-    for path in logs_of(run, directory):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            moved = [line for line in lines if _is_repeated(line, step)]
-        if moved:
-            total += len(moved)
-            with (directory / SUPERSEDED).open("a", encoding="utf-8", newline="\n") as aside:
-                aside.writelines(line.rstrip("\n") + "\n" for line in moved)
-            sync(directory / SUPERSEDED)
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                write_atomically(path, (line.rstrip("\n") + "\n" for line in lines if not _is_repeated(line, step)))
-    return total
 
+    def again(line: str) -> bool:
+        event = parse_event(line)
+        return event is None or event["step"] >= step
 
-def _is_repeated(line: str, step: int) -> bool:
-    """Whether a line is of an update >= `step`, or no event."""
-    event = parse_event(line)
-    return event is None or event["step"] >= step
+    return sum(set_lines_aside(path, directory / SUPERSEDED, again) for path in logs_of(run, directory))
 
 
 # ---- contents of the events that are no measurements of an update

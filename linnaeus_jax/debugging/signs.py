@@ -6,16 +6,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from linnaeus_jax.debugging.log_statistics import (
-    BAD_GRADIENT,
     FIRST_UPDATES,
-    NO_GRADIENT,
-    NO_RATE,
+    HEALTHY,
+    JUMP,
+    SPIKE,
     WINDOW,
     Gradients,
     LogStatistics,
     Steps,
     Training,
+    changes,
     count_text,
     mean,
 )
@@ -87,6 +90,7 @@ TEXTS = {
     key: texts.split("\n    ") for key, texts in re.findall(r"^(\w+ \w+): (.*(?:\n    .*)*)", _TABLE, re.MULTILINE)
 }
 Sign = dict[str, Any]
+_NO_STEPS = Steps()
 #: why a parameter may not be updated
 _OTHERS = "the others are frozen, get no gradient, or move by less than float32 resolves"
 
@@ -106,9 +110,8 @@ def diagnose(log: LogStatistics) -> list[Sign]:
     return sorted(signs, key=lambda sign: LEVELS.index(sign["level"]))
 
 
-def _sign(key: str, steps: Steps | None = None, causes: Sequence[str] = (), **values: Any) -> Sign:
+def _sign(key: str, steps: Steps = _NO_STEPS, causes: Sequence[str] = (), **values: Any) -> Sign:
     """The sign of `TEXTS` with this level and name; `values` fill its texts, `causes` come before its advice."""
-    steps = steps or Steps()
     message, *advice = (text.format(count=steps.count, **values) for text in TEXTS[key])
     level, sign = key.split()
     return {
@@ -121,9 +124,9 @@ def _sign(key: str, steps: Steps | None = None, causes: Sequence[str] = (), **va
     }
 
 
-def _where_any(signs: Mapping[str, Steps]) -> Iterator[Sign]:
-    """Those signs that occurred at any step."""
-    return (_sign(key, steps) for key, steps in signs.items() if steps.count)
+def _where_any(steps: np.ndarray, signs: Mapping[str, np.ndarray]) -> Iterator[Sign]:
+    """Those signs that occurred at any of `steps` [n]; they are bool [n]."""
+    return (_sign(key, Steps.where(steps, chosen)) for key, chosen in signs.items() if chosen.any())
 
 
 def _label_signs(log: LogStatistics) -> list[Sign]:
@@ -138,20 +141,23 @@ def _label_signs(log: LogStatistics) -> list[Sign]:
 
 
 def _gradient_signs(stats: Gradients) -> Iterator[Sign]:
-    if not stats.norms.count:
+    if not len(stats):
         return
+    norm, signs = stats["total_norm"], stats.signs()
+    rises, drops = changes(norm, JUMP, 3)
     yield from _where_any(
+        stats["step"],
         {
-            "error nonfinite_gradients": stats.nonfinite,
-            "warning zero_gradients": stats.zero,
-            "warning exploding_gradients": stats.huge,
-            "warning gradient_jumps": stats.jumps.rises,
-            "note gradient_drops": stats.jumps.drops,
-        }
+            "error nonfinite_gradients": signs["nonfinite"],
+            "warning zero_gradients": signs["zero"],
+            "warning exploding_gradients": signs["huge"],
+            "warning gradient_jumps": rises,
+            "note gradient_drops": drops,
+        },
     )
-    if not stats.zero.count:
+    if not signs["zero"].any():
         yield _sign("good gradients_flow")
-    if stats.healthy == stats.norms.count:
+    if ((norm >= HEALTHY[0]) & (norm <= HEALTHY[1])).all():
         yield _sign("good healthy_gradients")
 
 
@@ -159,44 +165,45 @@ def _update_signs(log: LogStatistics) -> Iterator[Sign]:
     stats = log.updates
     if stats.none_moved.count:
         causes = ["every parameter is frozen (optimizer.parameter_groups.*.frozen)"] if log.frozen else []
-        causes += [cause for cause in (NO_RATE, NO_GRADIENT, BAD_GRADIENT) if cause in stats.causes]
+        causes += log.causes()
         yield _sign("warning no_updates", stats.none_moved, [f"CAUSE: {cause}" for cause in causes])
-    elif stats.count and stats.all_moved:
+    elif len(stats) and (stats["num_params_updated"] == stats["num_params_total"]).all():
         yield _sign("good parameters_update")
-    elif stats.count:
-        updated, total = (count_text(value) for value in stats.fewest)
+    elif len(stats):
+        updated, total = (count_text(value) for value in stats.fewest())
         yield _sign("note some_parameters_update", updated=updated, total=total, others=_OTHERS)
 
 
 def _progress_signs(training: Training) -> Iterator[Sign]:
-    if not training.logged:
+    if not len(training):
         return
-    yield from _where_any({"error nonfinite_loss": training.nonfinite})
-    peak = training.rate.greatest if training.rate.finite else 0.0
+    step, loss, rate = (training[key] for key in ("step", "loss", "learning_rate"))
+    yield from _where_any(step, {"error nonfinite_loss": ~np.isfinite(loss)})
+    peak = rate.max(initial=0.0, where=np.isfinite(rate))
     if peak == 0.0:
         yield _sign("warning zero_learning_rate")
-    elif training.first_rate < 0.5 * peak and training.first_step == 0:
-        yield _sign("good warmup", first=training.first_rate, peak=peak)
-    yield from _where_any({"note loss_spikes": training.spikes.rises})
+    elif rate[0] < 0.5 * peak and step[0] == 0:
+        yield _sign("good warmup", first=rate[0], peak=peak)
+    yield from _where_any(step, {"note loss_spikes": changes(loss, SPIKE, WINDOW)[0]})
     yield from _start_signs(training, peak)
-    if training.logged < 2 * WINDOW:
-        yield _sign("note too_short", logged=training.logged)
+    if len(training) < 2 * WINDOW:
+        yield _sign("note too_short", logged=len(training))
     else:
         yield from _trend_signs(training.improvement())
 
 
 def _start_signs(training: Training, peak: float) -> Iterator[Sign]:
     """Whether anything improves in the first 100 updates of a run."""
-    steps = training.start
-    if training.first_step >= WINDOW or len(steps) < 6 or steps[-1][0] < FIRST_UPDATES - WINDOW:
+    step = training["step"]
+    start = np.flatnonzero(step <= FIRST_UPDATES)[: FIRST_UPDATES + 1]
+    if step[0] >= WINDOW or len(start) < 6 or step[start[-1]] < FIRST_UPDATES - WINDOW:
         return
-    half = len(steps) // 2
     (loss, later), (accuracy, better) = (
-        (mean([row[k] for row in steps[:half]]), mean([row[k] for row in steps[half:]])) for k in (1, 2)
+        [mean(training[key][half]) for half in np.split(start, [len(start) // 2])] for key in ("loss", "accuracy")
     )
     if loss is None or later is None:
         return
-    rate, gain = steps[-1][3], (better or 0.0) - (accuracy or 0.0)
+    rate, gain = training["learning_rate"][start[-1]], (better or 0.0) - (accuracy or 0.0)
     if loss - later <= FLAT_LOSS * abs(loss) and gain <= FLAT_ACCURACY:
         level = "note" if rate < 0.1 * peak else "warning"
         key = f"{level} flat_start"

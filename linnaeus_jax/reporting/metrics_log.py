@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.config.errors import TrainingError, UserError
-from linnaeus_jax.files import sync, write_atomically
+from linnaeus_jax.files import set_lines_aside
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -116,25 +116,17 @@ class MetricsLog:
         These are the rows beyond the restored `step`, rows at `step` of one of `boundary_events`, and a last line
         cut off by the kill.
         """
-        if not self.path.exists():
-            return 0
-        kept: list[str] = []
-        moved: list[str] = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+
+        def again(line: str) -> bool:
             try:
                 row = Row.parse(line)
-                again = row.step > step or (row.step == step and row.event in boundary_events)
             except ValueError:
                 log.warning("%s: a line is no row (cut off by a kill, or damaged) and is set aside", self.path.name)
-                again = True
-            (moved if again else kept).append(line)
-        if moved:
-            aside = self.path.with_suffix(".superseded.jsonl")
-            with aside.open("a", encoding="utf-8", newline="\n") as file:
-                file.writelines(line + "\n" for line in moved)
-            sync(aside)
-            write_atomically(self.path, "".join(line + "\n" for line in kept))
-        return len(moved)
+                return True
+            return row.step > step or (row.step == step and row.event in boundary_events)
+
+        aside = self.path.with_suffix(".superseded.jsonl")
+        return set_lines_aside(self.path, aside, again) if self.path.exists() else 0
 
     def rows(self) -> list[Row]:
         """The rows so far; RunError as of `read_rows`."""
