@@ -13,9 +13,14 @@ GARBAGE_THRESHOLDS = (100_000, 50, 100)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line, trains, and returns the exit status."""
-    from linnaeus_jax.config.exit_status import as_program
+    from linnaeus_jax.config.errors import RESUME, TRAINING_MEMORY
+    from linnaeus_jax.config.exit_status import USER_ERROR, as_program
+    from linnaeus_jax.config.memory_limit import under_memory_limit
 
-    return as_program(lambda: _main(sys.argv[1:])) if argv is None else _main(argv)
+    if argv is not None:
+        return _main(argv)
+    advice = f"{TRAINING_MEMORY}, {RESUME}"
+    return as_program(lambda: under_memory_limit(lambda: _main(sys.argv[1:]), advice, USER_ERROR))
 
 
 def _main(argv: Sequence[str]) -> int:

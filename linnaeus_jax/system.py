@@ -25,6 +25,7 @@ except ModuleNotFoundError:  # Windows
 READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)
 #: likewise, where what is opened may be a pipe, which nobody should wait for
 READ_AT_ONCE = READ | getattr(os, "O_NONBLOCK", 0)
+CAN_FORK = hasattr(os, "fork")
 #: whether a child process may inherit a socket
 CAN_PASS_SOCKETS = hasattr(socket, "AF_UNIX")
 _STATM = Path("/proc/self/statm")

@@ -36,6 +36,7 @@ SPECIES = ("Parus major", "Turdus merula?", "NUL", "Aves: sp.")
 #: file of the package -> how it does without what it names
 DOES_WITHOUT = {
     "system.py": "all of it",
+    "config/memory_limit.py": "begins with system.CAN_FORK",
     "step/process.py": "use_batch_scheduling says whether there is such a policy",
 }
 #: calls of `open` that open no file as text

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.config.exit_status import as_program, exit_status
+from linnaeus_jax.config.exit_status import MEMORY_ADVICE, as_program, exit_status
+from linnaeus_jax.config.memory_limit import under_memory_limit
 from linnaeus_jax.config.redaction import sanitize
 
 #: of the option --extension
@@ -96,7 +97,8 @@ def command(*errors: type[Exception], status: int = 2) -> Callable[[Main], Calla
         def run(argv: Sequence[str] | None = None) -> int:
             if argv is not None:
                 return exit_status(lambda: main(argv), *errors, status=status)
-            return as_program(lambda: exit_status(lambda: main(sys.argv[1:]), *errors, status=status))
+            call = functools.partial(exit_status, lambda: main(sys.argv[1:]), *errors, status=status)
+            return as_program(lambda: under_memory_limit(call, MEMORY_ADVICE, status))
 
         return run
 

@@ -94,17 +94,22 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     ("body", "status", "said"),
     [
         ("return 3", 3, ""),
+        ("os.abort()", 2, "out of memory"),
+        ("os.kill(os.getpid(), 11)", 2, "out of memory"),
         ("bytearray(2**34)", 2, "out of memory"),
         ("raise ImportError('libx.so: failed to map segment from shared object')", 2, "out of memory"),
+        ("os.kill(os.getppid(), 15); time.sleep(60)", -15, ""),
+        ("os.kill(os.getpid(), 9)", -9, ""),
         ("raise KeyError('named')", 70, "internal error of linnaeus_jax"),
     ],
 )
 def test_memory_that_is_limited_and_used_up_is_told_in_a_line(tmp_path, body, status, said):
     program = (
-        "import resource, sys\nresource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+        "import os, resource, sys, time\nresource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
         "from linnaeus_jax.config.exit_status import exit_status\n"
-        f"def call():\n    {body}\nsys.exit(exit_status(call))"
+        "from linnaeus_jax.config.memory_limit import under_memory_limit\n"
+        f"def call():\n    {body}\nsys.exit(under_memory_limit(lambda: exit_status(call), 'do less', 2))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
