@@ -99,9 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         @jax.jit
         def moments(state: Any, model_state: Any, batch: Any) -> Any:
             targets, counts = program.objective.build_targets(batch, state.step)
-            weights = state.gradnorm.weights
-            sums = grad_sums(program.objective, state.params, model_state, batch, targets, counts, weights, state.step)
-            return sums.model_state
+            given = state.replace(model_state=model_state)
+            return grad_sums(program.objective, program.settings, given, batch, targets, counts).model_state
 
         def evaluated(name: str, model_state: Any) -> dict[str, Any]:
             val = inputs.dataset.val

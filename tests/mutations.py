@@ -62,7 +62,7 @@ FAULTS = [
         "step/train_step.py",
         "tests/step/test_objective.py tests/step/test_train_step.py",
         ("gradnorm=_select(finite, gradnorm_state, state.gradnorm)", "gradnorm=gradnorm_state"),
-        ("micro, targets, labelled, step, index", "micro, targets, counts, step, index"),
+        ("micro, targets, labelled, step, index, how", "micro, targets, counts, step, index, how"),
         ("jnp.isfinite(update.norm) & jnp.isfinite(loss)", "jnp.isfinite(update.norm)"),
         ("in_a_row = jnp.where(finite, 0,", "in_a_row = jnp.where(finite, state.skipped_in_a_row,"),
         ("model_state=_select(finite, sums.model_state, state.model_state)", "model_state=state.model_state"),

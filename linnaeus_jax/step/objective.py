@@ -21,6 +21,7 @@ from linnaeus_jax.config.derived import NullMasking
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
+from linnaeus_jax.learning.gradnorm import GradNormSettings
 from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import Sums, batch_sums
 from linnaeus_jax.models.family import RNG_STREAMS
@@ -212,23 +213,20 @@ class Objective:
         counts: jax.Array,
         step: Step,
         index: jax.Array,
-        *,
-        zero_metadata: bool,
-        refine: bool,
+        how: GradNormSettings,
     ) -> jax.Array:
         """Task losses over the labelled samples alone, for GradNorm: float32 [T], as `task_losses` otherwise.
 
         The model's running statistics are not touched.
 
         Args:
-          zero_metadata: without metadata.
-          refine: whether hierarchical heads see the logits of the coarser ranks.
+          how: without metadata or with them, and whether hierarchical heads see the logits of the coarser ranks.
         """
         image, meta, valid, _ = self.inputs(micro, targets, step)
-        if zero_metadata:
+        if how.zero_metadata:
             meta, valid = jnp.zeros_like(meta), jnp.zeros_like(valid)
         variables, options = self._call(params, model_state, valid, micro["weight"], step, index)
-        logits, _ = self.model.apply(variables, image, meta, refine=refine, **options)
+        logits, _ = self.model.apply(variables, image, meta, refine=how.refine, **options)
         return self._loss_sums(logits, micro, targets, ~targets.null).numerator / jnp.maximum(counts, 1.0)
 
     def _loss_sums(

@@ -72,57 +72,52 @@ class StepSettings(UpdateSettings):
 
 def grad_sums(
     objective: Objective,
-    params: Any,
-    model_state: Any,
+    settings: StepSettings,
+    state: TrainState,
     batch: Batch,
     targets: Targets,
     counts: jax.Array,
-    task_weights: jax.Array,
-    step: jax.Array,
-    measure: GradNormSettings | None = None,
-    frozen: Any = None,
+    *,
+    measure: bool = False,
 ) -> GradSums:
-    """Gradient of the weighted total loss of one update.
+    """Gradient of the weighted total loss of one update, of the parameters that train.
 
     With `counts` of the global batch, sums over disjoint shards of rows add up to the gradient of the whole.
 
     Args:
-      params: those that train; nothing else is differentiated.
       batch, targets: leading [A, B].
       counts: float32 [T], valid labels of the whole update.
-      task_weights: float32 [T].
-      measure: also measure the gradients of the single tasks.
-      frozen: the rest of the parameters, see `Optimizer.split_frozen`; None: all train.
+      measure: also measure the gradients of the single tasks, for GradNorm.
     """
+    trained, frozen = settings.optimizer.split_frozen(state.params)
+    step, weights, how = state.step, state.gradnorm.weights, settings.gradnorm if measure else None
     labelled = losses.label_counts(~targets.null, batch["weight"])
 
     def gradient(micro: Batch, targets: Targets, index: jax.Array, model_state: Any) -> tuple[GradSums, Any]:
-        def task_losses(params: Any) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
-            whole = merge_params(params, frozen)
-            return objective.task_losses(whole, model_state, micro, targets, counts, step, index)
+        def task_losses(trained: Any) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
+            params = merge_params(trained, frozen)
+            return objective.task_losses(params, model_state, micro, targets, counts, step, index)
 
-        def weighted_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, tuple[Any, MicroBatchStats]]]:
-            each, aux = task_losses(params)
-            return jnp.vdot(task_weights, each), (each, aux)
+        def weighted_loss(trained: Any) -> tuple[jax.Array, tuple[jax.Array, tuple[Any, MicroBatchStats]]]:
+            each, aux = task_losses(trained)
+            return jnp.vdot(weights, each), (each, aux)
 
-        def labelled_losses(params: Any) -> tuple[jax.Array, None]:
-            assert measure is not None
-            whole, zero, refine = merge_params(params, frozen), measure.zero_metadata, measure.refine
-            given = whole, model_state, micro, targets, labelled, step, index
-            return objective.labelled_losses(*given, zero_metadata=zero, refine=refine), None
+        def labelled_losses(trained: Any) -> tuple[jax.Array, None]:
+            assert how is not None
+            params = merge_params(trained, frozen)
+            return objective.labelled_losses(params, model_state, micro, targets, labelled, step, index, how), None
 
-        if measure is not None and measure.folded:
-            each, (new_state, stats), task_grads = gradnorm.task_gradients(task_losses, params)
-            grads, measured = gradnorm.combine(task_grads, task_weights), TaskGradients(each, task_grads)
+        if how is not None and how.folded:
+            each, (new_state, stats), task_grads = gradnorm.task_gradients(task_losses, trained)
+            grads, measured = gradnorm.combine(task_grads, weights), TaskGradients(each, task_grads)
             return GradSums(grads, each, stats, measured), new_state
-        grads, (each, (new_state, stats)) = jax.grad(weighted_loss, has_aux=True)(params)
-        sums = GradSums(grads, each, stats)
-        if measure is not None:
-            alone, _, task_grads = gradnorm.task_gradients(labelled_losses, params)
-            sums = sums.replace(gradnorm=TaskGradients(alone, task_grads))
-        return sums, new_state
+        grads, (each, (new_state, stats)) = jax.grad(weighted_loss, has_aux=True)(trained)
+        if how is None:
+            return GradSums(grads, each, stats), new_state
+        alone, _, task_grads = gradnorm.task_gradients(labelled_losses, trained)
+        return GradSums(grads, each, stats, TaskGradients(alone, task_grads)), new_state
 
-    sums, new_state = over_micro_batches(gradient, GradSums.merge, batch, targets, model_state)
+    sums, new_state = over_micro_batches(gradient, GradSums.merge, batch, targets, state.model_state)
     return sums.replace(model_state=new_state)  # type: ignore[no-any-return]
 
 
@@ -278,19 +273,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, StepOutputs]:
         targets, counts = objective.build_targets(batch, state.step)
-        trained, frozen = settings.optimizer.split_frozen(state.params)
-        sums = grad_sums(
-            objective,
-            trained,
-            state.model_state,
-            batch,
-            targets,
-            counts,
-            state.gradnorm.weights,
-            state.step,
-            measure=settings.gradnorm if measure else None,
-            frozen=frozen,
-        )
+        sums = grad_sums(objective, settings, state, batch, targets, counts, measure=measure)
         return apply(objective, settings, state, sums, targets, batch)
 
     return train_step

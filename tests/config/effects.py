@@ -130,17 +130,14 @@ class Home:
         """A copy of the configuration; ConfigDict's own takes ten times as long."""
         return pickle.loads(self._pickled)
 
-    def grad_sums(self, objective: Objective, params: Any, *args: Any, **options: Any) -> GradSums:
+    def grad_sums(self, objective: Objective, settings: Any, state: Any, *args: Any, **options: Any) -> GradSums:
         """The gradient of the first update that asked for one; for all whose keys are about what becomes of it, and
         that of GradNorm anew."""
-        if options["measure"] is not None:
-            return _grad_sums(objective, params, *args, **options)
+        if options["measure"]:
+            return _grad_sums(objective, settings, state, *args, **options)
         if self._sums is None:
-            self._sums = _grad_sums(objective, params, *args, **options)
-        trained = jax.tree.map(
-            lambda part, grad: None if part is None else grad, params, self._sums.grads, is_leaf=lambda x: x is None
-        )
-        return self._sums.replace(grads=trained)
+            self._sums = _grad_sums(objective, settings, state, *args, **options)
+        return self._sums.replace(grads=settings.optimizer.split_frozen(self._sums.grads)[0])
 
     def folder(self) -> Path:
         """A new folder."""

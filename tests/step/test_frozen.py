@@ -77,13 +77,7 @@ def test_only_what_trains_counts(tmp_path):
     overrides |= {"train__clip_grad": limit, "train__ema__enabled": True}
     whole, inputs, _ = build(tiny_config(tmp_path, **overrides), tmp_path)
     state, batch, targets, counts = first_update(whole, inputs)
-    grads = jax.jit(
-        lambda p: (
-            grad_sums(
-                whole.objective, p, {}, batch, targets, counts, jnp.asarray(whole.initial_weights), jnp.int32(0)
-            ).grads
-        )
-    )(state.params)
+    grads = jax.jit(lambda s: grad_sums(whole.objective, whole.settings, s, batch, targets, counts).grads)(state)
 
     config = toy.with_group(tiny_config(tmp_path, **overrides), TRUNK, frozen=True)
     rows: list[ParameterRow] = []
@@ -130,13 +124,12 @@ def test_no_gradient_of_a_frozen_trunk_is_computed(tmp_path):
         batch = dict(next(loader)[1])
     state = jax.eval_shape(program.initial_state)
     targets, counts = jax.eval_shape(program.objective.build_targets, batch, state.step)
-    trained, frozen = program.settings.optimizer.split_frozen(state.params)
+    trained, _ = program.settings.optimizer.split_frozen(state.params)
     assert set(trained) == set(state.params)
     assert len(jax.tree.leaves(trained)) == 6
 
-    def backward(trained, frozen, batch, targets, counts):
-        objective, weights = program.objective, jnp.ones(3)
-        return grad_sums(objective, trained, {}, batch, targets, counts, weights, jnp.int32(0), frozen=frozen).grads
+    def backward(state, batch, targets, counts):
+        return grad_sums(program.objective, program.settings, state, batch, targets, counts).grads
 
     def forward(params, batch, targets, counts):
         micro, target = jax.tree.map(lambda x: x[0], (batch, targets))
@@ -146,7 +139,7 @@ def test_no_gradient_of_a_frozen_trunk_is_computed(tmp_path):
         text = jax.jit(function).lower(*args).as_text()
         return {name: len(re.findall(rf"stablehlo\.{name}\b", text)) for name in ("convolution", "dot_general")}
 
-    found = operations(backward, trained, frozen, batch, targets, counts)
+    found = operations(backward, state, batch, targets, counts)
     expected = operations(forward, state.params, batch, targets, counts)
     assert expected["convolution"] > 0
     assert found["convolution"] == expected["convolution"]

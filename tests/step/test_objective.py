@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_finite_is_skipped_even_with_finite_gradients(tmp_pat
     @jax.jit
     def updated(bad):
         targets, counts = program.objective.build_targets(batch, state.step)
-        sums = grad_sums(program.objective, state.params, {}, batch, targets, counts, jnp.ones(3), state.step)
+        sums = grad_sums(program.objective, program.settings, state, batch, targets, counts)
         sums = sums.replace(task_losses=sums.task_losses.at[1].add(bad))
         return apply(program.objective, program.settings, state, sums, targets, batch)
 
@@ -135,9 +135,7 @@ def test_gradnorm_measures_the_mean_over_the_labelled_rows(tmp_path, monkeypatch
 
     @jax.jit
     def measured():
-        measure = program.settings.gradnorm
-        sums = grad_sums(objective, params, {}, batch, targets, counts, jnp.ones(3), state.step, measure=measure)
-        return sums.gradnorm
+        return grad_sums(objective, program.settings, state, batch, targets, counts, measure=True).gradnorm
 
     @jax.jit
     def losses_of_rows():

@@ -83,7 +83,7 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     @jax.jit
     def sums(batch):
         targets, counts = program.objective.build_targets(batch, state.step)
-        return grad_sums(program.objective, state.params, {}, batch, targets, counts, jnp.ones(3), jnp.int32(0))
+        return grad_sums(program.objective, program.settings, state, batch, targets, counts)
 
     gradients = []
     for micro_batches in (1, 2):
@@ -114,7 +114,8 @@ def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_
     @functools.partial(jax.jit, compiler_options=LIKE_USERS)
     def sums(batch, model_state):
         targets, counts = program.objective.build_targets(batch, state.step)
-        found = grad_sums(program.objective, state.params, model_state, batch, targets, counts, jnp.ones(3), state.step)
+        given = state.replace(model_state=model_state)
+        found = grad_sums(program.objective, program.settings, given, batch, targets, counts)
         return found.model_state, found.grads
 
     found, expected = sums(padded, state.model_state), sums(update, state.model_state)
@@ -140,15 +141,13 @@ def test_update_under_pmap_is_the_update_over_the_mesh(tmp_path, monkeypatch):
     overrides = {"model__type": "toy", "data__batch_size": 8, "train__accumulation_steps": 2}
     overrides |= {"optimizer__momentum": 0.9, "train__clip_grad": 0.5, "train__ema__enabled": True}
     program, inputs, placement = build(sgd_config(tmp_path, **overrides), tmp_path, devices=2)
-    objective, optimizer = program.objective, program.settings.optimizer
+    objective = program.objective
     start = initial_state(program, placement.replicated)
     expected, outputs = run_updates(program, inputs, placement, 2, state=start)
     assert all(out.grad_norm > 0.5 for out in outputs)  # clipped
 
     def update(state, local, split, counts, batch, targets):
-        trained, frozen = optimizer.split_frozen(state.params)
-        weights = state.gradnorm.weights
-        sums = grad_sums(objective, trained, {}, local, split, counts, weights, state.step, frozen=frozen)
+        sums = grad_sums(objective, program.settings, state, local, split, counts)
         return apply(objective, program.settings, state, jax.lax.psum(sums, "devices"), targets, batch)[0]
 
     step = jax.pmap(update, axis_name="devices", in_axes=(None, 0, 0, None, None, None), out_axes=None)
