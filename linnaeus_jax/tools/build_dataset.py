@@ -24,15 +24,13 @@ from linnaeus_jax import tools
 from linnaeus_jax.building.sources.source import Request, sources
 from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
+from linnaeus_jax.building.steps.machine import has_accelerator, has_weights, machine_speed
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
 from linnaeus_jax.building.steps.plan import NothingUsable, plan_build
 from linnaeus_jax.building.steps.starter_config import (
     Budget,
     Size,
     choose_size,
-    has_accelerator,
-    has_weights,
-    machine_speed,
     training_command,
 )
 from linnaeus_jax.building.steps.summary import summary_tables

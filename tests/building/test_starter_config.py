@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from linnaeus_jax.building.steps import machine
 from linnaeus_jax.building.steps import starter_config as starter
-from linnaeus_jax.building.steps.starter_config import choose_size, has_accelerator, starter_config
+from linnaeus_jax.building.steps.machine import has_accelerator
+from linnaeus_jax.building.steps.starter_config import choose_size, starter_config
 from linnaeus_jax.checks import config_errors
 from linnaeus_jax.config import load_config
 from linnaeus_jax.config.errors import UserError
@@ -96,10 +98,10 @@ def test_all_of_pretrained_weights_trains_on_an_accelerator(tmp_path, rows, side
 
 
 def test_whether_weights_are_there_is_whether_their_package_is_installed(monkeypatch):
-    monkeypatch.setattr(starter, "PACKAGES", ("pytest",))
-    assert starter.has_weights()
-    monkeypatch.setattr(starter, "PACKAGES", ("pytest", "no-such-package-of-weights"))
-    assert not starter.has_weights()
+    monkeypatch.setattr(machine, "PACKAGES", ("pytest",))
+    assert machine.has_weights()
+    monkeypatch.setattr(machine, "PACKAGES", ("pytest", "no-such-package-of-weights"))
+    assert not machine.has_weights()
 
 
 @pytest.mark.parametrize("family", ["mFormerV0", "mFormerV1"])
@@ -206,8 +208,8 @@ def test_an_accelerator_is_not_judged_by_the_times_of_a_cpu():
 
 
 def test_the_speed_of_a_machine_is_looked_at_in_a_moment(monkeypatch):
-    monkeypatch.setattr(starter, "_LOOK", 0.01)
-    assert starter.machine_speed() > 0
+    monkeypatch.setattr(machine, "_LOOK", 0.01)
+    assert machine.machine_speed() > 0
 
 
 @pytest.mark.parametrize(("platforms", "wanted"), [("cpu", False), ("cuda,cpu", True), ("tpu", True)])

