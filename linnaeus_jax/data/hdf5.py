@@ -1,8 +1,8 @@
 """The one way by which HDF5 files are opened: nothing outside of them is read, and nothing small fills the memory.
 
 HDF5 follows what a file says: data sets whose bytes lie in any other file ("external storage"), links into other files,
-virtual data sets over other files, texts of any width, a compression within a compression. A file may come from
-strangers, so all of its headers are looked at before any value is read.
+virtual data sets over other files, texts of any width, a compression within a compression. A file is untrusted
+input, so all of its headers are looked at before any value is read.
 """
 
 from __future__ import annotations

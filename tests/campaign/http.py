@@ -1,4 +1,4 @@
-"""What strangers send to the server: JSON, forms, headers, host names, connections.
+"""Untrusted requests to the server: JSON, forms, headers, host names, connections.
 
 Each request is refused or its connection closed in time and without much memory; afterwards others are served.
 """

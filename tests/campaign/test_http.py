@@ -1,4 +1,4 @@
-"""Some of what strangers send, of every group, as the campaign sends it, to a server in this process."""
+"""Some untrusted requests of every group, as the campaign sends them, to a server in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HDF5 files from strangers: nothing outside of them is read, nothing small fills the memory, none ends in a crash."""
+"""Untrusted HDF5 files: nothing outside of them is read, nothing small fills the memory, none ends in a crash."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_every_pattern_is_of_some_name() -> None:
 
 
 def test_names_of_nobody_have_none() -> None:
-    strangers = (
+    unknown = (
         "val/speed",
         "train/acc2_taxa_L10",
         "validation/loss",
@@ -102,7 +102,7 @@ def test_names_of_nobody_have_none() -> None:
         "gradnorm/weight",
         "final_loss",
     )
-    assert undescribed(strangers) == list(strangers)
+    assert undescribed(unknown) == list(unknown)
 
 
 def test_metrics_of_plugins_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
