@@ -146,7 +146,9 @@ def _as_good_as_features(run: RunRecord) -> Suggestion:
 
 
 def _below_features(run: RunRecord) -> bool:
-    """Whether frozen features tell more at some rank."""
+    """Whether frozen features tell more at some rank, and heads that are fitted to them were no candidate."""
+    if str(run.config["train"].get("tune")).startswith("auto:"):
+        return False
     reached = ((accuracy(run, "val/", task), share) for task, share in baselines(run).get("features", {}).items())
     return any(found is not None and found < share for found, share in reached)
 

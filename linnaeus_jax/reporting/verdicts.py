@@ -134,7 +134,7 @@ def below_baselines(run: RunRecord) -> Iterator[str]:
                     f"where always naming the commonest class of the training rows is right for {common:.1f} %"
                 )
             continue
-        below = [task for task in reached if task in percent and reached[task] < percent[task]]
+        below = [task for task in reached if task in percent and round(reached[task], 1) < round(percent[task], 1)]
         if below:
             ranks = ", ".join(
                 f"{task_name(task)} {reached[task]:.1f} % in validation against {percent[task]:.1f} %" for task in below

@@ -107,6 +107,9 @@ def test_what_is_kept_is_compared_with_simple_means(tmp_path, configured):
     run = dataclasses.replace(run, rows=(dataclasses.replace(run.rows[0], step=0), *run.rows[1:]))
     run.config.update(schedule={"checkpoint": {"best_metric": configured}})
     assert list(verdicts(run)) == []
+    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 75.04}}})  # the same number to a reader
+    assert list(verdicts(run)) == []
+    write_json(tmp_path / BASELINES_FILE, {"percent": {"features": {"taxa_L10": 72.3}}})
     later = dataclasses.replace(run, rows=run.rows[1:])
     later.config.update(schedule={"checkpoint": {"best_metric": configured}})
     assert "species 60.0 % in validation against 72.3 %" in " ".join(verdicts(later))
