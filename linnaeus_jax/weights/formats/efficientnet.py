@@ -60,6 +60,20 @@ def beside_the_trunk(name: str) -> str:
     return "the file has none" if name.startswith(("head.", "fusion.")) else ""
 
 
+def mapped_trunk(file: StateFile, names: Mapping[str, str]) -> Mapped:
+    """The arrays of a file but its classifier; `names`: name in the file -> the model's."""
+    mapped = Mapped(stays=beside_the_trunk)
+    for name, array in file.arrays.items():
+        ours = names.get(name, name)
+        if reason := buffer_reason(ours):
+            mapped.skipped[name] = reason
+        elif ours in CLASSIFIER:
+            mapped.skipped[name] = "the classifier of other classes"
+        else:
+            mapped.put(ours, array, name)
+    return mapped
+
+
 def variant_of(arrays: Mapping[str, np.ndarray]) -> str:
     """The variant that arrays under the model's names are of; "" where there is none."""
     return _variant(features_of(arrays), not any("._se_reduce." in name for name in arrays))
@@ -135,12 +149,4 @@ class EfficientNetFormat(WeightFormat):
 
     def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
         """See `WeightFormat.map_file`."""
-        mapped = Mapped(stays=beside_the_trunk)
-        for name, array in file.arrays.items():
-            if reason := buffer_reason(name):
-                mapped.skipped[name] = reason
-            elif name in CLASSIFIER:
-                mapped.skipped[name] = "the classifier of other classes"
-            else:
-                mapped.put(name, array, name)
-        return mapped
+        return mapped_trunk(file, self.names(file))

@@ -19,8 +19,7 @@ from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.registry import WEIGHT_FORMATS
 from linnaeus_jax.weights.files import StateFile
 from linnaeus_jax.weights.formats.base import Given, Mapped, Targets, WeightFormat
-from linnaeus_jax.weights.formats.efficientnet import FAMILY, beside_the_trunk, variant_of
-from linnaeus_jax.weights.formats.linnaeus import buffer_reason
+from linnaeus_jax.weights.formats.efficientnet import FAMILY, mapped_trunk, variant_of
 from linnaeus_jax.weights.hub_settings import DESCRIPTIONS, hub_settings
 
 BLOCK = re.compile(r"blocks\.(\d+)\.(\d+)\.(.+)\.(\w+)")
@@ -86,16 +85,7 @@ class TimmEfficientNetFormat(WeightFormat):
 
     def map_file(self, file: StateFile, model: ModelFamily, targets: Targets, given: Given) -> Mapped:
         """See `WeightFormat.map_file`."""
-        names, mapped = renamed(list(file.arrays)), Mapped(stays=beside_the_trunk)
-        for name, array in file.arrays.items():
-            ours = names.get(name, name)
-            if reason := buffer_reason(ours):
-                mapped.skipped[name] = reason
-            elif ours.startswith("_fc."):
-                mapped.skipped[name] = "the classifier of other classes"
-            else:
-                mapped.put(ours, array, name)
-        return mapped
+        return mapped_trunk(file, self.names(file))
 
     def _variant(self, file: StateFile) -> str:
         names = renamed(list(file.arrays))
