@@ -138,11 +138,13 @@ class DebugSession:
         self.event("epoch_start", step, epoch, epoch_start_data(self.event_facts.rows, rates, betas))
         self.reports.say("epoch_start", epoch, step)
 
-    def compile(self, program: Program, state: Any, placed: Any, placement: Placement) -> None:
+    def compile(self, program: Program, state: Any, placed: Any, placement: Placement) -> list[CompiledStep]:
         """Compiles the overflow detector, where it is on, for the shapes of a state and a batch on the devices."""
-        if self.detector.enabled:
-            gradients = self.detector.gradients
-            self._update_frames = compile_update_frames(program, state, placed, placement, gradients=gradients)
+        if not self.detector.enabled:
+            return []
+        gradients = self.detector.gradients
+        self._update_frames = compile_update_frames(program, state, placed, placement, gradients=gradients)
+        return [self._update_frames]
 
     @property
     def donates(self) -> bool:

@@ -301,14 +301,11 @@ def step_memory(
     def memory(candidate: Config) -> int:
         inputs = dataclasses.replace(read, config=candidate)
         experiment = _assembled(directory, placement, inputs, _resolve(inputs), inputs.sampler.block, loaded)
-        steps = compile_steps(
-            experiment.program,
-            experiment.abstract_state,
-            inputs.abstract_update(experiment.program.stored),
-            placement,
-            donate=experiment.debug.donates,
-        )
-        return max(step.memory_bytes for step in steps.values())
+        program, state, debug = experiment.program, experiment.abstract_state, experiment.debug
+        update = inputs.abstract_update(program.stored)
+        steps = compile_steps(program, state, update, placement, donate=debug.donates)
+        detector = debug.compile(program, state, update, placement)
+        return max(step.memory_bytes for step in (*steps.values(), *detector))
 
     return memory
 

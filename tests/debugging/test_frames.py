@@ -203,31 +203,6 @@ def test_poisoned_weights_are_named(accumulated, places, expected, params, input
     assert sum(collectives.values()) <= 30, collectives
 
 
-@pytest.mark.slow
-def test_compiled_frames_equal_a_pass_without_jit(forward, accumulated, places, params, inputs):
-    eager = FrameRecorder(tiny()).apply({"params": params}, *inputs)[1].listing()
-    assert_close(forward(params, *inputs)[1].listing(), eager)
-    micro = [jax.device_put(x.reshape(2, 2, *x.shape[1:]), places[1]) for x in inputs]
-    assert_close(accumulated(jax.device_put(params, places[0]), *micro)[1].listing(), eager)
-
-
-@pytest.mark.slow
-def test_poisoned_weights_are_named_in_the_plain_form(forward, params, inputs):
-    assert first_bad(forward(poisoned(params, "stages.3", "0", "attn", "qkv", "kernel"), *inputs)[1]) == (
-        "stages.3.0.attn.qkv"
-    )
-
-
-def test_model_without_recorder_lowers_as_before(params, inputs):
-    def lowered():
-        return jax.jit(lambda p: tiny().apply({"params": p}, *inputs)).lower(params).as_text()
-
-    before = lowered()
-    table = table_of(FrameRecorder(tiny()), {"params": params}, *inputs)
-    assert lowered() == before
-    assert table[-1].class_name == "MFormerV1"
-
-
 class Block(nn.Module):
     """Returns nested tuples, None and an int."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,11 +14,13 @@ from ml_collections import ConfigDict
 from benchmarks.common import RESULTS
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import typed
+from linnaeus_jax.debugging import session
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.run import autobatch, experiment
 from linnaeus_jax.run.inputs import build_inputs
 from linnaeus_jax.step.compilation import CompiledStep
 from linnaeus_jax.tools import autobatch as tool
+from tests.step import toy
 from tests.tiny import tiny_config
 
 
@@ -35,6 +38,16 @@ class Affine:
         self.calls += 1
         rows: int = config.data.batch_size_per_device
         return 100 + 10 * rows + 7 * max(0, rows - self.kink)
+
+
+@pytest.mark.slow
+def test_the_overflow_detector_must_fit_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy.register(monkeypatch)
+    detector = SimpleNamespace(memory_bytes=10**12)
+    monkeypatch.setattr(session, "compile_update_frames", lambda *args, **options: detector)
+    config = typed(tiny_config(tmp_path, model__type="toy", debug__underflow_overflow__enabled=True))
+    memory = experiment.step_memory(config, RunDirectory(tmp_path / "run"), None)
+    assert memory(autobatch.with_rows(config, 8)) == 10**12
 
 
 @pytest.mark.parametrize(("budget", "rows"), [(1000, 90), (120, 2), (139, 2), (10**6, 512)])
