@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from linnaeus_jax import system
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.system import sync
+from linnaeus_jax.system import sync, write_error
 
 #: `extra` of a log record that goes into the files of a run, and not to the console
 FILES_ONLY = {"files_only": True}
@@ -89,6 +89,28 @@ def locked_elsewhere(path: Path) -> bool:
         return False
 
 
+def _named(error: BaseException, unfinished: Path, path: Path) -> OSError | None:
+    """An error of the system with the name that users know instead of the unfinished one's; None of other errors."""
+    known = write_error(error) or error
+    if not isinstance(known, OSError) or known.errno is None:
+        return None
+    name = str(unfinished) if known.filename is None else os.fspath(known.filename)
+    if not isinstance(name, str) or not name.startswith(str(unfinished)):
+        return None if known is error else known
+    return OSError(known.errno, known.strerror, f"{path}{name.removeprefix(str(unfinished))}")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing within the block whose file is not known are those of `path`."""
+    try:
+        yield
+    except Exception as error:
+        if (found := write_error(error)) is None:
+            raise
+        raise OSError(found.errno, found.strerror, found.filename or str(path)) from error
+
+
 @contextlib.contextmanager
 def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
     """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails.
@@ -108,8 +130,8 @@ def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
     except BaseException as error:
         with contextlib.suppress(OSError):  # of a disk that fails; the error that is raised says it
             unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(unfinished)):
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        if (named := _named(error, unfinished, path)) is not None:
+            raise named from error
         raise
 
 
@@ -142,9 +164,11 @@ def replaced_directory(path: Path) -> Iterator[Path]:
                 os.replace(old, path)
                 raise
         sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         if old != unfinished:
             shutil.rmtree(unfinished, ignore_errors=True)
+        if (named := _named(error, unfinished, path)) is not None:
+            raise named from error
         raise
     if old.exists():
         shutil.rmtree(old)

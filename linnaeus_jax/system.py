@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import math
 import os
 import re
@@ -35,6 +36,50 @@ UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_DIRECTORY_SYNC = {*UNSUPPORTED, errno.EINVAL, errno.EBADF, errno.EACCES}
 #: of Linux
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+#: of writing: a full disk, a quota, a limit of sizes, storage that fails
+WRITE_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
+#: the number of such an error in messages of libraries: HDF5, TensorStore, safetensors, Polars
+_NUMBER_IN_TEXT = re.compile(r"(?:os error|os_error_code=|errno|code:)[ =']*(\d+)", re.IGNORECASE)
+#: the file, in those of HDF5 and TensorStore
+_FILE_IN_TEXT = re.compile(r"(?:filename = |local file )(['\"])(.+?)\1")
+
+
+def write_error(error: BaseException) -> OSError | None:
+    """What the system said where writing failed, as exceptions of any library tell it; None for every other error.
+
+    Returns:
+      An OSError whose `filename` is the file that was written, if the exception, or a file that was open in the calls
+      that it came through, tells it.
+    """
+    name = number = None
+    if isinstance(error, OSError):
+        number = error.errno
+        # of a copy: from where, to where
+        name = error.filename if number == errno.EIO else error.filename2 or error.filename
+    if number is None and (told := _NUMBER_IN_TEXT.search(str(error))):
+        number = int(told[1])
+    if number not in WRITE_ERRORS:
+        return None
+    if name is None:
+        told = _FILE_IN_TEXT.search(str(error))
+        name = told[2] if told else _file_written(error)
+    return OSError(number, os.strerror(number), name)
+
+
+def _file_written(error: BaseException) -> str | None:
+    """The innermost file that was open for writing in the calls that an error came through, or of their objects."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        values = traceback.tb_frame.f_locals
+        for value in (*values.values(), *getattr(values.get("self"), "__dict__", {}).values()):
+            if isinstance(value, io.IOBase):
+                with contextlib.suppress(ValueError, AttributeError):  # detached, or in memory
+                    name, mode = value.name, str(value.mode)  # type: ignore[attr-defined]
+                    if set(mode) & set("wax+") and isinstance(name, str | os.PathLike):
+                        found = os.fspath(name)
+        traceback = traceback.tb_next
+    return found
 
 
 def signals(*names: str) -> tuple[signal.Signals, ...]:

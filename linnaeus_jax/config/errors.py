@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from linnaeus_jax import system
 
 #: error of the system -> what to do
 _ADVICE = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free space within the quota",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
+    errno.ENOSPC: "free space there, or choose another place",
+    errno.EDQUOT: "free space within the quota, or choose another place",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another place",
     errno.EROFS: "choose a place that can be written, or make it so",
     errno.EACCES: "restore the permission, or choose another place",
     errno.EPERM: "restore the permission, or choose another place",
@@ -23,6 +26,8 @@ _ADVICE = {
 }
 
 
+#: in place of a file
+STANDARD_OUTPUT = "the standard output"
 OUT_OF_MEMORY = "out of memory"
 #: what to do then, in training, and after whatever ended it
 TRAINING_MEMORY = (
@@ -44,13 +49,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def described(error: OSError) -> str:
-    """An error of the system in one line: the file, what is wrong and what to do."""
+    """An error of the system in one line: the file, what is wrong, what is free of a full disk, and what to do."""
+    error = system.write_error(error) or error
     text = " ".join(str(error).split())
     if error.errno is None:  # the message is one of this program
         return text
     if error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
+        text = f"{error.filename}: {error.strerror}{_room(error)}"
     return f"{text}; {_ADVICE[error.errno]}" if error.errno in _ADVICE else text
+
+
+def _room(error: OSError) -> str:
+    """How much is free where a file did not fit; empty where that is no question, or cannot be told."""
+    if error.errno != errno.ENOSPC or error.filename == STANDARD_OUTPUT:
+        return ""
+    place = Path(os.fsdecode(error.filename)).absolute()
+    try:
+        usage = shutil.disk_usage(next(parent for parent in (place, *place.parents) if parent.is_dir()))
+    except OSError:
+        return ""
+    return f" (it takes more than the {usage.free / 2**20:.1f} MiB that are free)"
 
 
 def text_of(error: BaseException) -> str:

@@ -10,11 +10,19 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from linnaeus_jax.config.errors import OUT_OF_MEMORY, UserError, described, is_out_of_memory, text_of
+from linnaeus_jax.config.errors import (
+    OUT_OF_MEMORY,
+    STANDARD_OUTPUT,
+    UserError,
+    described,
+    is_out_of_memory,
+    text_of,
+)
 from linnaeus_jax.config.redaction import print_readably, sanitize
 from linnaeus_jax.interrupts import STATUS as INTERRUPTED
 from linnaeus_jax.interrupts import interrupted, one_line_for_interrupts
 from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.system import write_error
 
 USER_ERROR = 2
 #: of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)
@@ -47,6 +55,9 @@ def exit_status(call: Callable[[], int | None], *errors: type[Exception], status
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
+        if (failed := write_error(error)) is not None:
+            print(sanitize(described(failed)), file=sys.stderr)
+            return status
         if is_out_of_memory(error):
             print(f"{OUT_OF_MEMORY}; {MEMORY_ADVICE}", file=sys.stderr)
             return status
@@ -88,7 +99,7 @@ def _flush() -> None:
         raise
     except OSError as error:
         _discard_output()
-        raise OSError(error.errno, error.strerror, "the standard output") from error
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def _discard_output() -> None:

@@ -75,7 +75,8 @@ def write_demo_files(
         path = directory / (_class_folder(record) if form == "folders" else "photos") / f"{record['id']}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture = draw(np.random.default_rng([seed, 1, row]), SPECIES[observations.species[row]].look, image_size)
-        cv2.imwrite(str(path), picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
+        # imwrite says nothing of a full disk
+        path.write_bytes(cv2.imencode(".jpg", picture[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])[1].tobytes())
         progress(row + 1, rows)
     if form == "folders":
         return directory

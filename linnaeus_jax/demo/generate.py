@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, LABEL_CHECKSUMS, PIXELS
-from linnaeus_jax.data.hdf5 import open_hdf5
+from linnaeus_jax.data.hdf5 import open_hdf5, write_hdf5
 from linnaeus_jax.data.image_checks import checksum, write_checksums
 from linnaeus_jax.data.labels import read_identifiers_digest
 from linnaeus_jax.data.labels_file import json_attribute
@@ -286,7 +286,7 @@ def _write_labels(path: Path, columns: dict[str, NDArray[Any]], parameters: dict
         "spatial": SPATIAL_ATTRIBUTES,
         "elevation_broadrange_2": elevation_attributes(BROADRANGE_2),
     }
-    with h5py.File(path, "w") as file:
+    with write_hdf5(path) as file:
         for name, column in columns.items():
             dtype = h5py.string_dtype() if column.dtype == object else column.dtype
             file.create_dataset(name, data=column, dtype=dtype).attrs.update(attributes.get(name, {}))
@@ -370,9 +370,9 @@ def write_demo(
         with replaced_file(directory / "labels.h5", large=True) as labels:
             _write_labels(labels, columns, parameters)
             checksums = np.array([checksum(image) for image in images], np.uint32)
-            with h5py.File(labels, "r+") as file:
+            with write_hdf5(labels, "r+") as file:
                 file[f"{LABEL_CHECKSUMS}/{PIXELS}"] = checksums
-            with replaced_file(directory / "images.h5", large=True) as partial, h5py.File(partial, "w") as file:
+            with replaced_file(directory / "images.h5", large=True) as partial, write_hdf5(partial) as file:
                 file.create_dataset("images", data=images)
                 write_checksums(file, checksums)
                 file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))

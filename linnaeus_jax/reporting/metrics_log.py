@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linnaeus_jax.config.errors import TrainingError, UserError
+from linnaeus_jax.config.errors import RESUME, TrainingError, UserError, described
 from linnaeus_jax.files import set_lines_aside
 
 log = logging.getLogger("linnaeus_jax")
@@ -106,9 +106,8 @@ class MetricsLog:
             with self.path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise MetricsLogError(
-                f"cannot write {self.path}: {error}; free space or choose another --workdir"
-            ) from error
+            named = OSError(error.errno, error.strerror, str(self.path))
+            raise MetricsLogError(f"cannot write {described(named)}; {RESUME}") from error
 
     def supersede(self, step: int, boundary_events: frozenset[str]) -> int:
         """Moves rows that a resumed run will write again to `*.superseded.jsonl`; returns how many.

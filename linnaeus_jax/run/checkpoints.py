@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from linnaeus_jax.compat.orbax_parts import copy_small_arrays_whole, use_steady_clock
-from linnaeus_jax.config.errors import TrainingError, described
+from linnaeus_jax.config.errors import RESUME, TrainingError, described
 from linnaeus_jax.files import (
     DIGESTS,
     STEP,
@@ -40,6 +40,7 @@ from linnaeus_jax.run.checkpoint_trees import leaf_shapes, step_of, tree_differe
 from linnaeus_jax.run.digests import PathWithDigests, syncing_before
 from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, preserved
+from linnaeus_jax.system import write_error
 
 log = logging.getLogger("linnaeus_jax")
 T = TypeVar("T")
@@ -384,7 +385,7 @@ class Checkpoints:
             try:
                 self.__dict__.pop("_manager").close()
             except Exception as error:
-                log.error("closing the checkpoints in %s failed: %s", self.directory, error)
+                log.error("closing the checkpoints in %s failed: %s", self.directory, _reason(error))
 
 
 def _with_host(meta: dict[str, Any], how: Callable[[Any], Any]) -> dict[str, Any]:
@@ -400,5 +401,7 @@ def _reason(error: Exception) -> str:
             f"it did not come to its end ({text}); if the storage or another process of the run hangs, see to it; "
             "rerun the command to resume from the newest checkpoint"
         )
+    if (failed := write_error(error)) is not None:
+        return f"{described(failed)}; {RESUME}"
     text = described(error) if isinstance(error, OSError) else " ".join(str(error).split())
     return f"{text}; see to the storage and rerun the command to resume from the newest checkpoint"

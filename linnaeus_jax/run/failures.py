@@ -18,6 +18,7 @@ from linnaeus_jax.config.errors import (
 )
 from linnaeus_jax.data.images import ImageReadError
 from linnaeus_jax.files import FILES_ONLY, DamagedFileError
+from linnaeus_jax.system import write_error
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -35,8 +36,9 @@ def as_infrastructure_error(error: Exception) -> InfrastructureError | None:
     """The InfrastructureError that an error of storage, memory or data is shown as; None of a fault of the program."""
     if isinstance(error, ImageReadError | DamagedFileError):
         return InfrastructureError(str(error))
-    if isinstance(error, OSError):
-        return InfrastructureError(f"{described(error)}; {RESUME}")
+    failed = write_error(error) or error  # libraries have errors of their own
+    if isinstance(failed, OSError):
+        return InfrastructureError(f"{described(failed)}; {RESUME}")
     if is_out_of_memory(error):
         text = " ".join(str(error).split())[:200]
         return InfrastructureError(f"{OUT_OF_MEMORY}{f' ({text})' if text else ''}: {TRAINING_MEMORY}, {RESUME}")

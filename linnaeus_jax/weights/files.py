@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +135,6 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
     Raises:
       UserError: the name does not end in .safetensors, or the file cannot be written.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path = check_target(path)
@@ -145,13 +143,8 @@ def write_state(path: str | Path, arrays: Mapping[str, np.ndarray], facts: Mappi
         with replaced_file(path) as unfinished:
             unfinished.touch()
             mode = unfinished.stat().st_mode  # as the umask has it; safetensors lets nobody but the owner read
-            try:
-                about = {FACTS: json_text(dict(facts))} if facts else {}
-                save_file(packed, unfinished, {"format": "pt", **about})
-            except SafetensorError as error:  # which has the number of the system's error in its text alone
-                if number := re.search(r"(?:os error|code:) (\d+)", str(error)):
-                    raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-                raise
+            about = {FACTS: json_text(dict(facts))} if facts else {}
+            save_file(packed, unfinished, {"format": "pt", **about})
             unfinished.chmod(mode)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {described(error).removeprefix(f'{path}: ')}") from error

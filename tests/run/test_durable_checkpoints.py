@@ -145,7 +145,8 @@ def test_what_is_really_late_is_not_called_a_fault_of_the_storage():
     reason = module._reason(TimeoutError("ChainedFuture completed 0/2 futures but timed out after 1200.00 seconds."))
     assert reason.startswith("it did not come to its end (ChainedFuture completed")
     assert "if the storage or another process of the run hangs" in reason
-    assert "see to the storage" in module._reason(OSError(28, "No space left on device"))
+    assert "free space" in module._reason(OSError(28, "No space left on device"))
+    assert "see to the storage" in module._reason(ValueError("DATA_LOSS"))
 
 
 @pytest.mark.parametrize("how", [os.rename, shutil.copytree])

@@ -26,11 +26,11 @@ FULL = "/dev/full"
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "/run/x"),
-            "/run/x: No space left on device; free space there; then",
+            r"/run/x: No space left on device \(it takes more than the \d+\.\d MiB that are free\); free space there, or",
         ),
         (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
         (PermissionError(errno.EACCES, "Permission denied", "/run/x"), "restore the permission"),
-        (OSError("data.h5: cut\nshort"), "data.h5: cut short; then give"),
+        (OSError("data.h5: cut\nshort"), "data.h5: cut short; then rerun"),
         (ImageReadError("row 3: x.jpg: gone"), "row 3: x.jpg: gone"),
         (RuntimeError("can't start new thread"), "out of memory"),
         (MemoryError(), r"out of memory: lower data\.batch_size"),

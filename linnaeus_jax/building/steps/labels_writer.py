@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.observations import EncodedColumn
 from linnaeus_jax.data.alignment import LABEL_CHECKSUMS
+from linnaeus_jax.data.hdf5 import write_hdf5
 from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.labels_file import IDENTIFIERS, RANK_PLACE, TEXT_DIGEST, TextDigest
 from linnaeus_jax.data.taxon_names import write_taxon_names
@@ -56,7 +57,7 @@ def write_labels(path: Path, content: LabelsContent) -> None:
     Damage is seen by whoever reads it: HDF5 checks its own headers (of files of version 1.8 on) and numbers, and texts
     bear a digest, see `labels_file.TEXT_DIGEST`.
     """
-    with h5py.File(path, "w", libver=("v108", "latest")) as file:
+    with write_hdf5(path, libver=("v108", "latest")) as file:
         _write_text(file, IDENTIFIERS, content.identifiers)
         own_names = any(task_level(task) is None for task in content.taxon)
         for place, (task, taxon) in enumerate(content.taxon.items()):

@@ -37,6 +37,7 @@ from linnaeus_jax.files import (
     locked,
     locked_elsewhere,
     make_directory,
+    naming,
     replaced_file,
     sha256_of,
     write_json,
@@ -316,7 +317,7 @@ def unfinished(
       UserError: it was begun with something else, or another process is writing.
     """
     make_directory(folder)
-    with contextlib.ExitStack() as stack:
+    with naming(folder), contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / _PROGRESS).open("ab+"))
         if locked(log) is False:
             raise UserError(f"another process is writing {out}; wait for it or choose another --out")
