@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +27,6 @@ from linnaeus_jax.building.scan.checks import SHOWN
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST, PROVENANCE, label_checksums, other_contents, others
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES, PackedImages
-from linnaeus_jax.data.hdf5 import write_hdf5
 from linnaeus_jax.data.image_checks import checksum, write_checksums
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest, text_hashes
@@ -137,7 +137,7 @@ def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path
     with _complete_file(out, force=options.force) as partial:
         if shutil.disk_usage(out.parent).free < total:
             raise UserError(f"{out.parent} has no room for {total / 2**30:.1f} GiB")
-        with write_hdf5(partial) as file:
+        with h5py.File(partial, "w") as file:
             file[IMAGE_OFFSETS] = offsets
             data = file.create_dataset(IMAGE_BYTES, (total,), np.uint8)
             file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))
@@ -300,7 +300,7 @@ def copy_raw(labels: Path, images: Path, source: ImageSource, out: Path, options
         raise UserError(f"--out is the file that is read, {out}; give another one")
     count, height, width, _ = shape = (len(source), *source.image_shape)
     step = max(1, PIECE_BYTES // (height * width * 3))
-    with _complete_file(out, force=options.force) as partial, write_hdf5(partial) as file:
+    with _complete_file(out, force=options.force) as partial, h5py.File(partial, "w") as file:
         data = file.create_dataset(IMAGES, shape, np.uint8)
         checksums: list[int] = []
         for start in range(0, count, step):

@@ -7,7 +7,6 @@ input, so all of its headers are looked at before any value is read.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import zlib
@@ -58,67 +57,24 @@ def open_hdf5(path: str | Path, mode: str = "r") -> h5py.File:
     return _open(Path(path), mode, ())
 
 
-class _Output:
-    """The file that HDF5 writes, of which no write fails: HDF5 ends the process by a segmentation fault where it cannot
-    write what it keeps when it closes a file. After an error the rest is discarded.
-
-    Attributes:
-      error: the first one.
-    """
-
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.readinto, self.seek, self.tell = file.readinto, file.seek, file.tell
-        self.error: OSError | None = None
-
-    def read(self, size: int = -1) -> bytes:
-        """As of a file; HDF5 asks for it."""
-        return self._file.read(size)
-
-    def write(self, data: Any) -> int:
-        """Writes all of it."""
-        view = memoryview(data).cast("B")
-        with self._remembered():
-            while view and self.error is None:
-                view = view[self._file.write(view) :]
-        return memoryview(data).nbytes
-
-    def truncate(self, size: int) -> None:
-        """As of a file."""
-        with self._remembered():
-            self._file.truncate(size)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    @contextmanager
-    def _remembered(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.error = self.error or error
-
-
 @contextmanager
-def write_hdf5(path: Path, mode: str = "w", **options: Any) -> Iterator[h5py.File]:
-    """Opens a new file for the block, or with "r+" one of this program to write into it.
+def write_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """A new file of many data sets, which is made in memory and written when the block ends.
+
+    On a full disk HDF5 cannot write what it keeps when it closes such a file, and ends the process by a segmentation
+    fault.
 
     Args:
       options: of `h5py.File`.
 
     Raises:
-      OSError: it cannot be written, which is seen at the end of the block; the file is then good for nothing.
+      OSError: it cannot be written.
     """
-    if mode == "r+":
-        open_hdf5(path).close()
-    with open(path, "r+b" if mode == "r+" else "w+b", buffering=0) as raw:
-        output = _Output(raw)
-        try:
-            with h5py.File(output, mode, **options) as file:
-                yield file
-        finally:
-            if output.error is not None:
-                raise OSError(output.error.errno, output.error.strerror, str(path)) from output.error
+    with h5py.File(path, "w", driver="core", backing_store=False, **options) as file:
+        yield file
+        file.flush()
+        image = file.id.get_file_image()
+    path.write_bytes(image)
 
 
 def _open(path: Path, mode: str, through: tuple[str, ...]) -> h5py.File:

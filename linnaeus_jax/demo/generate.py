@@ -370,9 +370,9 @@ def write_demo(
         with replaced_file(directory / "labels.h5", large=True) as labels:
             _write_labels(labels, columns, parameters)
             checksums = np.array([checksum(image) for image in images], np.uint32)
-            with write_hdf5(labels, "r+") as file:
+            with h5py.File(labels, "r+") as file:
                 file[f"{LABEL_CHECKSUMS}/{PIXELS}"] = checksums
-            with replaced_file(directory / "images.h5", large=True) as partial, write_hdf5(partial) as file:
+            with replaced_file(directory / "images.h5", large=True) as partial, h5py.File(partial, "w") as file:
                 file.create_dataset("images", data=images)
                 write_checksums(file, checksums)
                 file.attrs[IDENTIFIERS_DIGEST] = read_identifiers_digest(str(labels))

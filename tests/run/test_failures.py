@@ -26,7 +26,7 @@ FULL = "/dev/full"
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "/run/x"),
-            r"/run/x: No space left on device \(it takes more than the \d+\.\d MiB that are free\); free space there, or",
+            r"/run/x: No space left on device \(it takes more than the \d+\.\d MiB that are free\); free space there",
         ),
         (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
         (PermissionError(errno.EACCES, "Permission denied", "/run/x"), "restore the permission"),

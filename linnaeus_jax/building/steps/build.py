@@ -25,7 +25,7 @@ from linnaeus_jax.building.steps.plan import BuildPlan, NothingUsable
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.alignment import IDENTIFIERS_DIGEST
 from linnaeus_jax.data.h5_images import IMAGE_BYTES, IMAGE_OFFSETS, IMAGES
-from linnaeus_jax.data.hdf5 import open_hdf5, write_hdf5
+from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.image_checks import CHECKSUMS, write_checksums
 from linnaeus_jax.data.labels_file import IDENTIFIERS, TEXT_DIGEST
 from linnaeus_jax.files import locked, locked_elsewhere, make_directory, sync, sync_tree, write_json
@@ -70,7 +70,7 @@ def write_virtual_images(path: Path, parts: Sequence[Part]) -> None:
         for source in sources:
             layout[place : place + source.shape[0]] = source
             place += source.shape[0]
-        with write_hdf5(path) as file:
+        with h5py.File(path, "w") as file:
             file.create_virtual_dataset(name, layout)
             if all(CHECKSUMS in part for part in opened):
                 write_checksums(
@@ -173,7 +173,7 @@ def _finish(
         raise UserError(f"--strict: {listed}; see {out}/rejected.csv and {out}/blanked.csv. No data set was written.")
     names = write_outputs(plan, finished, work, out)
     for name in images:
-        with open_hdf5(work / "labels.h5") as labels, write_hdf5(work / name, "r+") as file:
+        with open_hdf5(work / "labels.h5") as labels, open_hdf5(work / name, "r+") as file:
             file.attrs[IDENTIFIERS_DIGEST] = labels[IDENTIFIERS].attrs[TEXT_DIGEST]
     commit(work, out, [*images, *names])
 
@@ -235,11 +235,11 @@ def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome])
     sizes, side = [outcome.stored for outcome in used], options.size
     if options.images == "raw":
         finish_file(path, IMAGES, (len(sizes), side, side, 3))
-        with write_hdf5(path, "r+") as file:
+        with open_hdf5(path, "r+") as file:
             write_checksums(file, (outcome.crc for outcome in used))
         return
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
-    with write_hdf5(path, "r+") as file:
+    with open_hdf5(path, "r+") as file:
         file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         if all(outcome.crc for outcome in used):  # the journal of an earlier version has none
             write_checksums(file, (outcome.crc for outcome in used))

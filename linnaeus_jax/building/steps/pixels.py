@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.data.decoding import read_image
-from linnaeus_jax.data.hdf5 import write_hdf5
 from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -87,7 +86,7 @@ def finish_file(path: Path, name: str, shape: tuple[int, ...]) -> None:
     settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # nothing is written: the file is sparse
     settings.set_obj_track_times(False)  # the same pictures give the same bytes
     try:
-        with write_hdf5(empty) as file:
+        with h5py.File(empty, "w") as file:
             space = h5py.h5s.create_simple(shape)
             dataset = h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_UINT8, space, settings)
             offset = dataset.get_offset()
