@@ -101,17 +101,6 @@ def _named(error: BaseException, unfinished: Path, path: Path) -> OSError | None
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of writing within the block whose file is not known are those of `path`."""
-    try:
-        yield
-    except Exception as error:
-        if (found := write_error(error)) is None:
-            raise
-        raise OSError(found.errno, found.strerror, found.filename or str(path)) from error
-
-
-@contextlib.contextmanager
 def replaced_file(path: Path, *, large: bool = False) -> Iterator[Path]:
     """Yields where to write what then replaces `path`, whole and at once; it is removed where that fails.
 

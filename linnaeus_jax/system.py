@@ -82,6 +82,17 @@ def _file_written(error: BaseException) -> str | None:
     return found
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing within the block whose file is not known are those of `path`."""
+    try:
+        yield
+    except Exception as error:
+        if (found := write_error(error)) is None:
+            raise
+        raise OSError(found.errno, found.strerror, found.filename or str(path)) from error
+
+
 def signals(*names: str) -> tuple[signal.Signals, ...]:
     """The signals of these names that the system has."""
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))

@@ -22,7 +22,7 @@ from linnaeus_jax import system
 from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.config.exit_status import exit_status
 from linnaeus_jax.data.hdf5 import write_hdf5
-from linnaeus_jax.files import naming, replaced_directory, replaced_file, write_json
+from linnaeus_jax.files import replaced_directory, replaced_file, write_json
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.failures import as_infrastructure_error
@@ -169,7 +169,7 @@ def test_errors_of_every_library_are_those_of_the_system(error, name):
     assert failure is not None
     assert "out of memory" not in str(failure)
     assert "\n" not in str(failure)
-    with pytest.raises(OSError, match=f"{name or '/the/folder'}"), naming(Path("/the/folder")):
+    with pytest.raises(OSError, match=f"{name or '/the/folder'}"), system.naming(Path("/the/folder")):
         raise error
 
 
@@ -179,7 +179,7 @@ def test_errors_of_every_library_are_those_of_the_system(error, name):
 )
 def test_other_errors_are_none_of_writing(error):
     assert system.write_error(error) is None
-    with pytest.raises(type(error)) as caught, naming(Path("x")):
+    with pytest.raises(type(error)) as caught, system.naming(Path("x")):
         raise error
     assert caught.value is error
 

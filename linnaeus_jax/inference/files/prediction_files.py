@@ -37,7 +37,6 @@ from linnaeus_jax.files import (
     locked,
     locked_elsewhere,
     make_directory,
-    naming,
     replaced_file,
     sha256_of,
     write_json,
@@ -47,6 +46,7 @@ from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
+from linnaeus_jax.system import naming
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 #: what belongs to a file of predictions, see `sidecar_path`
