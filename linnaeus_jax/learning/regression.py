@@ -75,8 +75,8 @@ def fit_ranks(
     *,
     seed: int = 0,
 ) -> dict[str, RankFit]:
-    """Rank -> its best classifier by accuracy out of folds, of equal ones that with the least cross entropy; without
-    the ranks of which fewer than two classes have rows.
+    """Rank -> its classifier with the least cross entropy out of folds, which with few rows is less a matter of luck
+    than accuracy; without the ranks of which fewer than two classes have rows.
 
     Args:
       label_NT: classes, finest rank first; a label below 0 is none.
@@ -161,13 +161,13 @@ def affine_of_nothing(width: int, count: int) -> Affine:
     return np.zeros((width, count), np.float32), np.zeros(count, np.float32)
 
 
-def _scaled(way: _Way, label: NDArray[np.integer]) -> tuple[tuple[float, float], RankFit]:
+def _scaled(way: _Way, label: NDArray[np.integer]) -> tuple[float, RankFit]:
     """A way with logits that are as sure as they are right, and by what it is ranked."""
     known, scale = label >= 0, np.float32(best_scale(way.logits, label))
     hits = float((way.logits[known].argmax(axis=1) == label[known]).mean())
     affine, of_some = ((kernel * scale, bias * scale) for kernel, bias in way.fits)
     fit = RankFit(affine, way.logits * scale, way.kind, hits, of_some)
-    return (-hits, cross_entropy(fit.logits[known], label[known])), fit
+    return cross_entropy(fit.logits[known], label[known]), fit
 
 
 def _out_of_fold(x_ND: NDArray[np.float32], fold: NDArray[np.int64], affines: Sequence[Affine]) -> NDArray[np.float32]:
