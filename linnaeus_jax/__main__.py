@@ -142,8 +142,8 @@ def _main(given: list[str]) -> int:
     if not given or given[0] in ("--help", "-h", "help") or given in ([DEBUG], [DEBUG, "--help"], [DEBUG, "-h"]):
         print(overview())
         return 0
-    words = 2 if given[0] == DEBUG else 1
-    verb, rest = " ".join(given[:words]), given[words:]
+    length = 2 if given[0] == DEBUG else 1
+    verb, rest = " ".join(given[:length]), given[length:]
     if verb == "--version":
         from linnaeus_jax import __version__
 

@@ -56,8 +56,10 @@ class Split:
 
     def with_rows_of(self, other: Split) -> Split:
         """These rows and then those of another split of the same labels file."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in _COLUMNS}
-        return dataclasses.replace(self, **{name: np.concatenate(pair) for name, pair in pairs.items()})
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS
+        }
+        return dataclasses.replace(self, **joined)
 
     @property
     def labels(self) -> NDArray[np.int32]:

@@ -137,7 +137,7 @@ def test_completion_offers_values(monkeypatch, tmp_path):
 
     monkeypatch.setattr("argcomplete.autocomplete", autocomplete)
     monkeypatch.setenv("_ARGCOMPLETE", "1")
-    overview._complete(overview.TRAIN, "train")
+    overview._complete(overview.TRAIN, "train", ["train"])
     assert set(offered["--config.train.clip_mode"].completer()) == {"norm", "adaptive"}
     assert set(offered["--config.train.ema.enabled"].completer()) == {"True", "False"}
     assert offered["--config.train.epochs"].help == declared()["train.epochs"].meaning

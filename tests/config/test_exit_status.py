@@ -142,8 +142,8 @@ def test_a_full_disk_of_the_output_is_named():
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full, program("linnaeus_jax", "--version", stdout=full, env=buffered) as process:
         _, said = process.communicate(timeout=60)
-    full = "the standard output: No space left on device; free space there, or choose another place\n"
-    assert (process.returncode, said) == (2, full)
+    text = "the standard output: No space left on device; free space there, or choose another place\n"
+    assert (process.returncode, said) == (2, text)
 
 
 @pytest.mark.slow
