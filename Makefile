@@ -12,7 +12,7 @@ help:
 	@echo "make test       install and run the tests (8 to 11 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make campaign PART=kills|inputs|damage|faults|power|http|pictures  hundreds of kills, bad inputs, damage, hostile requests"
-	@echo "make mutations  single-place faults, and whether the tests see them (half an hour)"
+	@echo "make mutations SEED=N  400 single-place faults, and whether the tests see them (hours)"
 	@echo "make test-latest  the tests with the newest release of every library, in .venv-latest"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       the manual as web pages, in build/docs; a broken link is an error"
@@ -43,7 +43,7 @@ campaign: $(READY)
 	$(BIN)/python -m tests.campaign $(PART)
 
 mutations: $(READY)
-	$(BIN)/python -m tests.mutations
+	$(BIN)/python -m tests.mutations $(if $(SEED),--seed $(SEED))
 
 lint: $(READY)
 	$(BIN)/ruff check .

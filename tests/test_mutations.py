@@ -1,0 +1,53 @@
+"""The faults that `make mutations` draws."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests import mutations
+
+SOURCE = '''"""A module."""
+import os
+
+@cache(size=3)
+def area(width: int, height: float, *, exact: bool = False) -> float:
+    """Width times height, 2 * 3."""
+    if width < 0:
+        raise ValueError(f"width {width + 1} < 0")
+    log.info("area of %d", width)
+    total = np.sum(width * height, axis=0)
+    return -total.astype(np.float32) if exact and width > 1.5 else scaled(width, height)
+'''
+
+
+@pytest.fixture
+def faults(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutations, "PACKAGE", tmp_path)
+    (tmp_path / "a.py").write_text(SOURCE)
+    return list(mutations.faults_of(tmp_path / "a.py"))
+
+
+def test_each_is_another_program_that_differs_in_one_place(faults):
+    """And none is of what people read, of types or of decorators."""
+    assert {fault.kind for fault in faults} == {
+        *("axis", "boundary", "condition", "constant", "dropped call", "dropped keyword", "dtype", "operator", "sign"),
+        "swapped arguments",
+    }
+    before = SOURCE.encode()
+    made = {before[: fault.start] + fault.new.encode() + before[fault.end :] for fault in faults}
+    assert len(made) == len(faults)
+    for text in made:
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(before))
+        for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d", width)'):
+            assert kept in text
+    assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
+
+
+def test_the_module_of_a_fault_is_tested_first():
+    fault = mutations.Fault("learning/regression.py", "sign", 1, 0, 0, "", "")
+    tests = mutations.tests_of(fault)
+    assert tests[0] == "tests/learning/test_regression.py"
+    assert "tests/run/test_frozen_trunk.py" in tests
+    assert len(set(tests)) == len(tests)
