@@ -131,9 +131,9 @@ def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     if len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred):
         yield "dropped call", node.args[0]
     match node.args:
-        case [first, second, *rest] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+        case [first, second, *others] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
             if ast.dump(first) != ast.dump(second):
-                yield "swapped arguments", ast.Call(node.func, [second, first, *rest], node.keywords)
+                yield "swapped arguments", ast.Call(node.func, [second, first, *others], node.keywords)
     for place, keyword in enumerate(node.keywords):
         if keyword.arg is not None:
             rest = [*node.keywords[:place], *node.keywords[place + 1 :]]
