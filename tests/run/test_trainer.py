@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import logging
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def test_a_run_leaves_what_it_promises(finished):
         assert (root / name).stat().st_size > 0, name
     devices = jax.device_count()
     said = (root / "logs" / "debug_log_rank0.txt").read_text()
-    assert said.count(f"of 16 rows ({16 / devices:g} on each of {devices} devices)") == 1
+    summary = (root / "assets" / "schedule_summary.txt").read_text()
+    assert re.search(rf"batch_size +16\n +devices +{devices}\n", summary)
+    assert summary in said
     rows = rows_of(root)
     assert [row["event"] for row in rows].count("epoch") == 3
     assert rows[-1]["event"] == "final"
