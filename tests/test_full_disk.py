@@ -28,7 +28,7 @@ from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
 from linnaeus_jax.run.failures import as_infrastructure_error
 from linnaeus_jax.weights.files import write_state
 
-pytestmark = pytest.mark.skipif(system.resource is None, reason="limits of file sizes are those of Unix")
+pytestmark = pytest.mark.needs("linux")
 LIMIT = 4096
 NOISE = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
 

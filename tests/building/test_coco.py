@@ -369,7 +369,7 @@ def is_orphan(annotation: Any, images: list[Any]) -> bool:
     return named is None or named not in {key(image, "id") for image in images}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     images=st.lists(IMAGES | ANYTHING, max_size=8),
     annotations=st.lists(ANNOTATIONS | ANYTHING, min_size=1, max_size=8),

@@ -23,6 +23,7 @@ def no_other_probe(monkeypatch):
     monkeypatch.delitem(sys.modules, f"linnaeus_jax_plugin:{EXAMPLES / 'probe_example.py'}", raising=False)
 
 
+@pytest.mark.slow
 def test_values_are_logged_where_they_are_due(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,

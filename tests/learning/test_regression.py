@@ -66,7 +66,7 @@ def test_the_search_ends_where_the_gradient_is_zero(weights):
 
 def test_a_row_counts_the_same_however_many_views_it_has(monkeypatch):
     """Equal views change nothing, for either kind."""
-    monkeypatch.setattr(regression, "ITERATIONS", 300)
+    monkeypatch.setattr(regression, "ITERATIONS", 200)
     x, label, _ = drawn(120)
     row = np.concatenate([np.arange(120), np.repeat(np.arange(40), 3)])
     once, thrice = (fit_ranks(x[rows], label, RANKS, rows) for rows in (np.arange(120), row))

@@ -395,6 +395,11 @@ def test_rows_of_weight_0_do_not_count_in_training(small, train_rounded):
         assert all(jax.tree.leaves(moved)), name
 
 
+@pytest.mark.parametrize(  # the trunks of Joined are those of two others, and take long to compile
+    "small",
+    [pytest.param(name, marks=pytest.mark.slow if name == "Joined" else ()) for name in FAMILIES],
+    indirect=True,
+)
 def test_every_parameter_has_a_gradient(small, train):
     grads = {name: np.abs(np.asarray(leaf)).max() for name, _, leaf in named_leaves(train(small.batch)[1])}
     assert all(np.isfinite(size) for size in grads.values())

@@ -128,6 +128,7 @@ def test_contradictions_are_config_errors(first, tmp_path):
         trainer.run(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_what_the_weights_lack_is_a_group(first, tmp_path):
     """The filter `initialization`, also where the run goes on and the weights are gone."""
     source = tmp_path / "weights.safetensors"
