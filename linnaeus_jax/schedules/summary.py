@@ -100,6 +100,7 @@ def _totals(resolved: ResolvedSchedule) -> list[str]:
     totals, per_epoch = resolved.totals, ("steps_per_epoch", "micro_batches_per_epoch")
     return [
         *_fields(resolved, totals, *per_epoch),
+        f"{'rows per device':<23} {totals.batch_size / totals.devices:g}",
         *(f"{name:<23} {_range(getattr(totals, name))}" for name in per_epoch),
         *(f"{name:<23} {getattr(totals, name)}" for name in ("epochs", "total_steps", "effective_batch_size")),
     ]

@@ -260,6 +260,8 @@ def work_folder(directory: Path, digest: str, marker: str) -> Iterator[Path | No
     shutil.rmtree(directory / f"{WORK}-done", ignore_errors=True)
     if finished.exists() and not work.exists():
         if json.loads(finished.read_text(encoding="utf-8")).get("digest") == digest:
+            if not locked_elsewhere(directory / _LOCK):  # what a failure of power has left of the build
+                (directory / _LOCK).unlink(missing_ok=True)
             yield None
             return
         raise UserError(
