@@ -217,7 +217,8 @@ def regressions(
         decay_FT = 1 / (strength * np.maximum(total_FT, 1e-6)).astype(np.float32)
         length_P = 1 / np.sqrt(CURVATURE * variance_P + decay_FT[-1].mean())
         length = np.append(length_P, 1.0).astype(np.float32)[:, None, None]
-        solved = _solve(params / length, chunks, absent_FS, total_FT, decay_FT, length, spans=spans, steps=iterations)
+        decay_FS = np.repeat(decay_FT, list(classes.values()), axis=1)
+        solved = _solve(params / length, chunks, absent_FS, total_FT, decay_FS, length, spans=spans, steps=iterations)
         params = np.asarray(solved) * length
         found: dict[str, list[Affine]] = {rank: [] for rank in classes}
         for line, rows in enumerate(rows_FS):
@@ -239,7 +240,7 @@ def _solve(
     chunks: Any,
     absent_FS: jax.Array,
     total_FT: jax.Array,
-    decay_FT: jax.Array,
+    decay_FS: jax.Array,
     length: jax.Array,
     *,
     spans: tuple[tuple[int, int], ...],
@@ -269,9 +270,6 @@ def _solve(
             return jax.tree.map(jnp.add, sums, chunk_sums(params, chunk)), None
 
         (total, slope), _ = jax.lax.scan(add, (jnp.float32(0), jnp.zeros_like(params)), chunks)
-        decay_FS = jnp.concatenate(
-            [jnp.repeat(decay_FT[:, t, None], stop - start, axis=1) for t, (start, stop) in enumerate(spans)], axis=1
-        )
         pull = decay_FS[None] * params[:-1]
         return total + 0.5 * (pull * params[:-1]).sum(), (slope.at[:-1].add(pull)) * length
 
