@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
     from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
-    from linnaeus_jax.inference.files.prediction_files import Summary
+    from linnaeus_jax.inference.files.unfinished import Summary
     from linnaeus_jax.inference.model import Model
 
 from linnaeus_jax import tools
@@ -213,7 +213,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_inference()
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
-    from linnaeus_jax.inference.files.prediction_files import finished, remove
+    from linnaeus_jax.inference.files.unfinished import finished, remove
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
 
     check(args)
@@ -258,8 +258,9 @@ def predict(
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
-    from linnaeus_jax.inference.files.prediction_files import UNFINISHED, remove, sidecar_path, unfinished
+    from linnaeus_jax.inference.files.prediction_files import unfinished
     from linnaeus_jax.inference.files.prediction_lines import lines_for
+    from linnaeus_jax.inference.files.unfinished import UNFINISHED, remove, sidecar_path
     from linnaeus_jax.reporting.logs import console
 
     lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)

@@ -177,7 +177,7 @@ def test_a_picture_that_changed_meanwhile_is_predicted_again(shared, trained, ca
     picture.write_bytes((shared / "photos" / "0.png").read_bytes())
     result = run(capsys, *arguments)
     assert (result.status, result.err.count("\n")) == (2, 1)
-    assert "p.jsonl is complete, but some of its pictures have changed since; predict again with --force" in result.err
+    assert "p.jsonl is complete, but some of its pictures have changed since; begin anew with --force" in result.err
     picture.write_bytes(old)
     os.utime(picture, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert "is complete: nothing is left to do" in run(capsys, *arguments).out

@@ -11,7 +11,7 @@ from typing import Any
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import json_text, write_atomically
-from linnaeus_jax.inference.answers import AnswerOptions, Answers
+from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.mistakes import thumbnail
@@ -57,7 +57,7 @@ class LeastCertain:
             return True
         return heapq.heappushpop(self._kept, entry) is not entry
 
-    def offer(self, part: Part, first: int) -> str:
+    def offer(self, part: Part[Answered], first: int) -> str:
         """Takes a part whose first picture has the number `first`; returns lines for `restore`."""
         answered = part.answered
         if answered is None:
