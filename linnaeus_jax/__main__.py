@@ -45,6 +45,10 @@ GROUPS = {
         "export-weights": "export_weights",
         "demo-baselines": "demo_baselines",
     },
+    "Asking a model about pictures": {
+        "embed": "embed",
+        "similar": "similar",
+    },
     "Looking into a run": {
         "debug events": "analyze_debug_logs",
         "debug logs": "filter_logs",

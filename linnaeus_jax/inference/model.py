@@ -214,7 +214,7 @@ class Model:
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors [N, D] of length 1; those of length 0 stay."""
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(length > 0, length, 1)
+    return np.asarray(vectors / np.where(length > 0, length, 1), np.float32)
 
 
 def load(

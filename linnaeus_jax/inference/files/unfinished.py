@@ -38,7 +38,7 @@ from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.system import naming
 
 #: what belongs to a file of answers, see `sidecar_path`
-UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
+UNFINISHED, ABOUT, UNREADABLE, ROWS = "unfinished", "about.json", "unreadable.csv", "rows.csv"
 _PROGRESS = "progress.jsonl"
 UNREADABLE_HEADER = b"file,reason\n"
 
@@ -101,7 +101,7 @@ def remove(out: Path, *, finished: bool) -> None:
     if finished and locked_elsewhere(sidecar_path(out, UNFINISHED) / _PROGRESS):
         raise UserError(f"another process is writing {out}; wait for it or choose another --out")
     shutil.rmtree(sidecar_path(out, UNFINISHED), ignore_errors=True)
-    for path in (out, sidecar_path(out, ABOUT), sidecar_path(out, UNREADABLE)) if finished else ():
+    for path in (out, *(sidecar_path(out, what) for what in (ABOUT, UNREADABLE, ROWS))) if finished else ():
         path.unlink(missing_ok=True)
 
 
@@ -268,5 +268,5 @@ def opened(
         else:
             _check_same(out, known["made_with"], about)
         log.seek(0)
-        files = {name: stack.enter_context((folder / name).open("ab+")) for name in names}
+        files: dict[str, IO[bytes]] = {name: stack.enter_context((folder / name).open("ab+")) for name in names}
         yield files, log
