@@ -15,6 +15,7 @@ import pytest
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import write_taxon_names
+from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.files import predicting, vector_files
 from linnaeus_jax.inference.files.vector_files import FORMATS, digest_of_weights, open_vectors
 from linnaeus_jax.inference.forward import FUSED, TRUNK
@@ -269,7 +270,7 @@ def test_metadata_of_a_model_that_takes_none(model, pictures):
 
 
 def test_the_digest_is_of_what_a_layer_is_computed_with(bundle):
-    def changed(*path: str) -> dict:
+    def changed(*path: str) -> Bundle:
         def swap(tree, keys):
             if not keys:
                 return np.asarray(tree) + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -94,7 +96,8 @@ def test_vectors_are_those_of_the_trunk_and_those_that_the_heads_get(bundle, bat
     found = forward(image, meta, valid)
     trunk = late.apply(variables, pixels, method="encode_image")
     fused = late.apply(variables, pixels, meta, meta_valid_BK=valid, method="embed")
-    expected = {TRUNK: trunk, FUSED: fused, **late.apply(variables, pixels, meta, meta_valid_BK=valid)}
+    logits: Any = late.apply(variables, pixels, meta, meta_valid_BK=valid)
+    expected: dict[str, Any] = {TRUNK: trunk, FUSED: fused, **logits}
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

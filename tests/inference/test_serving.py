@@ -66,7 +66,7 @@ def test_form(client, model, pictures, files):
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert PredictResponse.model_validate(body).model == "small"
-    known = {"latitude": 48.2, "longitude": 16.4, "date": "2024-05-17T10:20+02:00", "elevation": 171}
+    known: dict[str, Any] = {"latitude": 48.2, "longitude": 16.4, "date": "2024-05-17T10:20+02:00", "elevation": 171}
     with_metadata = model.predict(pictures.pixels[:3], **known, top_k=2)
     alone = model.predict(pictures.pixels[:3], top_k=2)
     assert [picture["image"] for picture in body["predictions"]] == ["0.png", "1.png", "2.png"]
@@ -190,7 +190,7 @@ def test_vectors_of_a_trunk_that_metadata_join_late(bundle, pictures, files):
         for value in ("true", "false"):
             fields = {"latitude": "52.5", "longitude": "13.4", "with_metadata": value}
             answer = client.post("/embed", files=form(files[0]), data=fields).json()
-            known = {"latitude": 52.5, "longitude": 13.4, "with_metadata": value == "true"}
+            known: dict[str, Any] = {"latitude": 52.5, "longitude": 13.4, "with_metadata": value == "true"}
             expected = model.embed(pictures.pixels[0], **known)
             np.testing.assert_allclose([answer["vectors"][0]["vector"]], expected, atol=1e-5)
 

@@ -73,7 +73,8 @@ def test_pictures_that_are_asked_for(vectors, trained, shared, capsys):
 
 def test_metadata_count_where_the_vectors_have_them(shared, trained, model, capsys):
     exif = Image.Exif()
-    exif.get_ifd(IFD.GPSInfo).update(
+    place: dict[int, object] = exif.get_ifd(IFD.GPSInfo)  # type: ignore[assignment]
+    place.update(
         {GPS.GPSLatitudeRef: "N", GPS.GPSLatitude: (52.0, 30.0, 0.0), GPS.GPSLongitudeRef: "E"}
         | {GPS.GPSLongitude: (13.0, 24.0, 0.0)}
     )

@@ -1,4 +1,8 @@
-"""The most similar of many vectors: exact, a block at a time, on all cores."""
+"""The most similar of many vectors: exact, a block at a time, on all cores.
+
+One query is compared with pieces that stay in the cache of a core, in threads. Several are multiplied with whole blocks
+by one thread, since the library of products has threads of its own, and both at once would wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +53,7 @@ class Nearest:
       progress: told (rows read, all rows) while the lengths of the vectors are computed.
     """
 
-    def __init__(
-        self, rows: Rows, metric: str = "cosine", progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> None:
+    def __init__(self, rows: Rows, metric: str = "cosine", progress: Callable[[int, int], None] | None = None) -> None:
         if metric not in METRICS:
             raise ValueError(f"metric is {metric!r}; give one of {', '.join(METRICS)}")
         self._rows, self._cosine = rows, metric == METRICS[0]
@@ -59,7 +61,8 @@ class Nearest:
         self._squared = np.empty(self._count, np.float32)  # lengths
         for done, part in self._of_blocks(lambda start: self._by_pieces(start, _squares)):
             self._squared[done : done + len(part)] = part
-            progress(done + len(part), self._count)
+            if progress:
+                progress(done + len(part), self._count)
 
     def __call__(self, queries: NDArray[np.floating], count: int, own: NDArray[np.integer] | None = None) -> Neighbours:
         """The `count` nearest rows of each query, fewer where there are not as many.
@@ -102,8 +105,15 @@ class Nearest:
         asked = queries.astype(np.float32)
         wanted, every = min(count + _MORE, self._count), np.arange(len(queries))[:, None]
 
-        def best(start: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-            score = self._by_pieces(start, lambda piece: asked @ piece.T)
+        def one(start: int) -> NDArray[np.float32]:
+            return self._by_pieces(start, lambda piece: (piece @ asked[0])[None])
+
+        def several(start: int) -> NDArray[np.float32]:
+            return as_float32(self._rows[start : start + _ROWS])
+
+        scores, rows = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
+        for start, part in self._of_blocks(one if len(queries) == 1 else several):
+            score = part if len(queries) == 1 else asked @ part.T
             squared = self._squared[start : start + _ROWS]
             if self._cosine:
                 score /= np.sqrt(np.where(squared > 0, squared, 1))
@@ -112,11 +122,8 @@ class Nearest:
             inside = np.flatnonzero((own >= start) & (own < start + len(squared)))
             score[inside, own[inside] - start] = -np.inf
             place = _largest(score, wanted)
-            return score[every, place], place + start
-
-        scores, rows = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
-        for _, (more, of) in self._of_blocks(best):
-            scores, rows = np.concatenate([scores, more], axis=1), np.concatenate([rows, of], axis=1)
+            scores = np.concatenate([scores, score[every, place]], axis=1)
+            rows = np.concatenate([rows, place + start], axis=1)
             kept = _largest(scores, wanted)
             scores, rows = scores[every, kept], rows[every, kept]
         distance = np.stack([self._distances(q, of) for q, of in zip(queries.astype(np.float64), rows)])

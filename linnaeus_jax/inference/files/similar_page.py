@@ -43,7 +43,7 @@ def write_similar(
     title: str,
     said: str,
     groups: Sequence[Sequence[Shown]],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Writes the page, which holds everything that it shows.
 
@@ -59,7 +59,9 @@ def write_similar(
         cards.append([])
         for shown in group:
             cards[-1].append(_card(shown, next(elements)))
-            progress(done := done + 1, total)
+            done += 1
+            if progress:
+                progress(done, total)
     sections = "".join(
         f'<h3>{html.escape(printable(group[0].name))}</h3><div class="cards">{"".join(some)}</div>'
         for group, some in zip(groups, cards)

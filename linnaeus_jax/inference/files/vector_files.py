@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import replaced_file
+from linnaeus_jax.files import json_text, replaced_file
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, Part, over_files
@@ -67,7 +67,7 @@ Vectors = NDArray[np.floating]
 
 def about_vectors(model: Model, layer: str, dtype: str, normalize: bool) -> dict[str, Any]:
     """What vectors follow from and what they are, as JSON types."""
-    how = json.dumps(asdict(model.bundle.preprocessing), sort_keys=True, default=str)
+    how = json_text(asdict(model.bundle.preprocessing), sort_keys=True)
     return {
         "title": str(model.bundle.facts.get("title", "")),
         "layer": layer,
@@ -178,7 +178,7 @@ def _write_npz(out: Path, source: Path, rows: pl.DataFrame, about: Mapping[str, 
         "ids": rows[ID].to_numpy().astype(str),
         "ranks": np.array(taxa.columns, str),
         "taxa": taxa.to_numpy().astype(str).reshape(len(rows), taxa.width),
-        "about": np.array(json.dumps(about)),
+        "about": np.array(json_text(about)),
     }
     with zipfile.ZipFile(out, "w") as archive:
         member = zipfile.ZipInfo(f"{_VECTORS}.npy")
@@ -204,7 +204,7 @@ def _write_parquet(out: Path, source: Path, rows: pl.DataFrame, about: Mapping[s
                 yield some.with_columns(pl.Series(VECTOR, numbers, kind))
 
     frame = register_io_source(parts, schema=pl.Schema({**rows.schema, VECTOR: kind}))
-    frame.sink_parquet(out, metadata={"about": json.dumps(about)}, row_group_size=step)
+    frame.sink_parquet(out, metadata={"about": json_text(about)}, row_group_size=step)
 
 
 # ---- reading

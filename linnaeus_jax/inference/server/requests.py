@@ -147,13 +147,13 @@ class ParsedRequest:
       names: of the pictures, as the client calls them.
       data: functions that return the bytes of each, to be called where it is decoded.
       observations: one for each.
-      request: the rest.
+      request: the rest, of one of the types of its endpoint.
     """
 
     names: list[str]
     data: list[Callable[[], bytes]]
     observations: list[Observation]
-    request: AnyRequest
+    request: Any
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,6 @@ from linnaeus_jax.inference.server.requests import (
 )
 from linnaeus_jax.inference.server.schemas import (
     TOLD_ERRORS,
-    EmbedForm,
-    EmbedRequest,
     EmbedResponse,
     PredictResponse,
     Problem,
@@ -136,7 +134,6 @@ class Service:
 
     async def embed(self, request: Request) -> Response:
         parsed, said = await self._said_of(request, EMBED_BODY)
-        assert isinstance(parsed.request, EmbedRequest | EmbedForm)
         vectors = [
             None if one is None else {"image": name, "vector": one}
             for name, one in zip(parsed.names, said, strict=True)
