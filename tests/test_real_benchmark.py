@@ -364,7 +364,12 @@ def test_the_nearest_rows_by_features(tmp_path, capsys):
 def test_the_bundle_of_another_row_gives_the_vectors(tmp_path, monkeypatch):
     place, asked = place_of(drawn_rows(6), tmp_path), []
     monkeypatch.setattr(making, "make_row", lambda *args, **options: asked.append((args[1], args[3], args[4])))
-    monkeypatch.setattr(making, "run", lambda command, log: (asked.append(command), making.Cost(1.0, 2.0, 3.0))[1])
+
+    def run(command, log):
+        asked.append(command)
+        return making.Cost(1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(making, "run", run)
     (tmp_path / "out" / "fish").mkdir(parents=True)
     path, cost = making.tuned_vectors(place, tmp_path / "pixels", "last6-lite2", 1, "real knn-last6-lite2")
     assert asked[0] == ("last6-lite2", 1, "real last6-lite2")

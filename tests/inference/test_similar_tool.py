@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import jax
@@ -16,9 +18,11 @@ from PIL.ExifTags import GPS, IFD
 
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import similar_page
+from linnaeus_jax.inference.files.gallery import picture_element
 from linnaeus_jax.inference.files.nearest import Nearest
 from linnaeus_jax.inference.files.vector_files import open_vectors
 from linnaeus_jax.tools import embed, similar
+from tests.inference.chromium import browser
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ def test_pictures_that_are_asked_for(vectors, trained, shared, capsys):
 
 def test_metadata_count_where_the_vectors_have_them(shared, trained, model, capsys):
     exif = Image.Exif()
-    place: dict[int, object] = exif.get_ifd(IFD.GPSInfo)  # type: ignore[assignment]
+    place: Any = exif.get_ifd(IFD.GPSInfo)
     place.update(
         {GPS.GPSLatitudeRef: "N", GPS.GPSLatitude: (52.0, 30.0, 0.0), GPS.GPSLongitudeRef: "E"}
         | {GPS.GPSLongitude: (13.0, 24.0, 0.0)}
@@ -181,3 +185,26 @@ def test_a_page_of_many(vectors, capsys, monkeypatch):
     result = run(capsys, vectors, "--rows", *map(str, range(5)), "-k", "1")
     assert len(listed(result.out)) == 2
     assert "... and 3 more pictures; a page of all of them: --html similar.html" in result.out
+
+
+#: elements beyond the card that they stand in
+BEYOND = """[...document.querySelectorAll('.card *')].filter((e) => e.getBoundingClientRect().right >
+e.closest('.card').getBoundingClientRect().right + 0.5).map((e) => e.outerHTML)"""
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_page_in_a_browser(tmp_path, pictures, width, height):
+    element = functools.partial(picture_element, lambda: pictures.pixels[0])
+    name = f"{'a long name of a folder' * 9}/{'0123456789' * 9}.png"
+    shown = similar_page.Shown(name, element, {"species": "Rubrisagitta hibernalis", "genus": "Rubrisagitta" * 3}, 0.5)
+    asked = dataclasses.replace(shown, distance=None, taxa={})
+    similar_page.write_similar(tmp_path / "s.html", "Similar", "said", [[asked, *[shown] * 300]] * 2)
+    with browser(tmp_path / "profile") as page:
+        page.open((tmp_path / "s.html").as_uri(), width, height, mobile=width < 500)
+        assert page.value("document.documentElement.scrollWidth") <= width
+        assert page.value("document.querySelectorAll('.card').length") == 602
+        assert page.value(BEYOND) == []
+        assert page.value("document.querySelector('.card img').naturalWidth") > 0
+        assert page.errors == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []

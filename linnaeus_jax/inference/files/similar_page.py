@@ -17,6 +17,7 @@ __all__ = ["MOST", "Shown", "write_similar"]
 
 _STYLE = """
 .cards{grid-template-columns:repeat(auto-fill,minmax(min(100%,170px),1fr))}.card{contain-intrinsic-size:auto 270px}
+.card td:last-child{width:auto;white-space:normal;text-align:left}
 .card.asked{border:2px solid #0b5cad;background:#f0f6fc}
 """
 
