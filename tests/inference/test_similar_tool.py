@@ -153,11 +153,13 @@ def test_a_page_names_what_is_not_html(tmp_path):
 
 
 def test_vectors_of_another_model(vectors, bundle, capsys):
-    other = jax.tree.map(lambda leaf: leaf + 1, dict(bundle.variables))
-    write_bundle(dataclasses.replace(bundle, variables=other), Path("other"))
-    result = run(capsys, vectors, "--query", "9.png", "--bundle", "other")
-    assert (result.status, result.err.count("\n")) == (2, 1)
-    assert "v.npz holds vectors of another model than other: weights differ" in result.err
+    weights = jax.tree.map(lambda leaf: leaf + 1, dict(bundle.variables))
+    darker = dataclasses.replace(bundle.preprocessing, mean=(0.1, 0.1, 0.1))
+    for name, changed in (("weights", {"variables": weights}), ("preprocessing", {"preprocessing": darker})):
+        write_bundle(dataclasses.replace(bundle, **changed), Path(name))
+        result = run(capsys, vectors, "--query", "9.png", "--bundle", name)
+        assert (result.status, result.err.count("\n")) == (2, 1)
+        assert f"v.npz holds vectors of another model than {name}: {name} differ; give the bundle" in result.err
 
 
 @pytest.mark.parametrize(
