@@ -309,6 +309,7 @@ class Preparation:
                 restrict=None if request.restrict is None else tuple(request.restrict),
                 always_report=tuple(request.always_report),
                 coverage=request.coverage,
+                class_balance=request.class_balance,
             )
             encoded = self._encoded(parsed)
         except (UserError, ValueError) as error:
