@@ -39,6 +39,7 @@ class AnswerOptions:
         itself, and null where it contradicts the coarser ones, as the original does.
       allowed: task -> bool [C]; None: all classes.
       always: (task, class index) of the taxa that are always reported.
+      class_balance: see `TaxonomyPaths.__call__`.
     """
 
     top_k: int = TOP_K
@@ -46,6 +47,7 @@ class AnswerOptions:
     consistency: str = "path"
     allowed: Mapping[str, NDArray[np.bool_]] | None = None
     always: tuple[tuple[str, int], ...] = field(default=())
+    class_balance: float = 0.0
 
 
 #: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
@@ -108,6 +110,7 @@ class Answers:
         restrict: str | int | Iterable[str | int] | None = None,
         always_report: str | int | Iterable[str | int] = (),
         coverage: float | None = None,
+        class_balance: float = 0.0,
     ) -> AnswerOptions:
         """Checked options.
 
@@ -117,6 +120,8 @@ class Answers:
           restrict: ids or scientific names; only these taxa, what lies below them and their ancestors are reported,
             with probabilities that are normalised over them.
           always_report: taxa that are reported whatever their probability.
+          class_balance: 0: taxa are as likely beforehand as in training; 1: all alike, which gives rare ones more
+            answers and common ones fewer.
 
         Raises:
           UserError: a value that cannot be, or taxa that the model does not know.
@@ -127,17 +132,26 @@ class Answers:
             raise UserError(f"min_confidence is {min_confidence:g}; give a probability between 0 and 1")
         if consistency not in CONSISTENCY:
             raise UserError(f"consistency is {consistency!r}; choose one of {', '.join(CONSISTENCY)}")
+        if not 0 <= class_balance <= 1:
+            raise UserError(f"class_balance is {class_balance:g}; give a number between 0 and 1")
+        if class_balance and (consistency != "path" or not self.calibration.path_counts):
+            raise UserError(
+                "class_balance needs answers by the best path, and the training rows of each taxon, which this model "
+                "does not know; bundle its run again, or leave it out"
+                if consistency == "path"
+                else "class_balance is of answers by the best path; leave out consistency 'documented'"
+            )
         if coverage is not None:
-            if restrict is not None or consistency != "path":
+            if restrict is not None or consistency != "path" or class_balance:
                 raise UserError(
-                    "coverage was measured for answers by the best path among all taxa; leave out restrict, and "
-                    "consistency 'documented'"
+                    "coverage was measured for answers by the best path among all taxa, as common as in training; "
+                    "leave out restrict, class_balance, and consistency 'documented'"
                 )
             known = self.calibration
             min_confidence = conformal.least_confidence(known.coverage, known.coverage_rows, coverage)
         allowed = None if restrict is None else self.taxonomy.allowed(restrict)
         always = tuple(dict.fromkeys(self.taxonomy.find(always_report)))
-        return AnswerOptions(int(top_k), float(min_confidence), consistency, allowed, always)
+        return AnswerOptions(int(top_k), float(min_confidence), consistency, allowed, always, float(class_balance))
 
     def probabilities(
         self, logits: Logits, options: AnswerOptions
@@ -146,7 +160,7 @@ class Answers:
         float64 [N, C] of every class. Raises NotFiniteError for logits that are not finite."""
         check_finite(logits)
         if options.consistency == "path":
-            found = self._paths(logits, self.calibration.paths, options.allowed)
+            found = self._paths(logits, self.calibration.paths, options.allowed, options.class_balance)
             return found.best, found.by_task
         by_task, best = {}, []
         for task in self.taxonomy.tasks:

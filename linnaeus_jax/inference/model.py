@@ -58,6 +58,7 @@ class Model:
         restrict: str | int | Iterable[str | int] | None = None,
         always_report: str | int | Iterable[str | int] = (),
         coverage: float | None = None,
+        class_balance: float = 0.0,
     ) -> list[Prediction]:
         """One prediction per picture, in their order.
 
@@ -66,7 +67,8 @@ class Model:
           latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
             NaN: unknown.
           components: numbers of metadata components by name, for those that are not computed from the above.
-          top_k, min_confidence, consistency, restrict, always_report, coverage: see `Answers.options`.
+          top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance: see
+            `Answers.options`.
 
         Raises:
           PictureError: a picture that cannot be read, with its position.
@@ -80,6 +82,7 @@ class Model:
             restrict=restrict,
             always_report=always_report,
             coverage=coverage,
+            class_balance=class_balance,
         )
 
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:

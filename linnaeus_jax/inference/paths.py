@@ -167,9 +167,10 @@ class TaxonomyPaths:
         logits: Logits,
         temperature: Mapping[str, float],
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
+        class_balance: float = 0.0,
     ) -> NDArray[np.float64]:
         """Unnormalised log-probabilities [N, P]; -inf for paths with a class that is not `allowed`."""
-        total = np.tile(self.log_prior, (len(next(iter(logits.values()))), 1))
+        total = np.tile((1 - class_balance) * self.log_prior, (len(next(iter(logits.values()))), 1))
         for place, task in enumerate(self.tree.task_keys):
             total += self.rank_scores(place, logits, temperature[task])
             if allowed is not None:
@@ -234,9 +235,16 @@ class TaxonomyPaths:
         logits: Logits,
         temperature: Mapping[str, float],
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
+        class_balance: float = 0.0,
     ) -> PathProbabilities:
-        """Probabilities of logits float32 [N, C] by task; with `allowed` (task -> bool [C]), of what they allow."""
-        scores = self.scores(logits, temperature, allowed)
+        """Probabilities of logits float32 [N, C] by task.
+
+        Args:
+          allowed: task -> bool [C]; the probabilities are of what it allows.
+          class_balance: by how much paths are as likely as each other beforehand, instead of as in training (0), to 1;
+            the logits adjusted by the counts of the classes (Menon et al., 2021).
+        """
+        scores = self.scores(logits, temperature, allowed, class_balance)
         shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
         probability = shifted / shifted.sum(axis=1, keepdims=True)
         summed = np.concatenate([np.zeros((len(scores), 1)), np.cumsum(probability, axis=1)], axis=1)

@@ -25,6 +25,7 @@ UNRESOLVED_SYNONYM = "unresolvable synonym"
 MALFORMED = "malformed record"
 UNSAFE_PATH = "unsafe path"
 UNCLAIMED = "no record names it"
+EXCLUDED = "excluded"
 REASONS: tuple[str, ...] = (
     NO_PICTURE_NAMED,
     NO_SUCH_PICTURE,
@@ -37,6 +38,7 @@ REASONS: tuple[str, ...] = (
     MALFORMED,
     UNSAFE_PATH,
     UNCLAIMED,
+    EXCLUDED,
 )
 
 #: columns of every frame, in this order at its front and end

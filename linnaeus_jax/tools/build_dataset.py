@@ -26,6 +26,7 @@ from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, disca
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
 from linnaeus_jax.building.steps.machine import has_accelerator, has_weights, machine_speed
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
+from linnaeus_jax.building.steps.picture_lists import with_lists
 from linnaeus_jax.building.steps.plan import NothingUsable, plan_build
 from linnaeus_jax.building.steps.starter_config import (
     Budget,
@@ -84,6 +85,9 @@ def argument_parser() -> argparse.ArgumentParser:
     labels.add_argument("--min-per-class", type=int, default=1, metavar="N", help="smaller classes become null")
 
     pictures = parser.add_argument_group("pictures")
+    pictures.add_argument(
+        "--exclude", type=Path, metavar="LIST", help="leave out: names, one a line, or the column picture of a CSV file"
+    )
     pictures.add_argument("--images", choices=IMAGE_FORMS, default="raw", help="how they are stored (raw)")
     pictures.add_argument("--size", type=int, default=224, help="side in pixels (224)")
     pictures.add_argument("--resize-mode", choices=RESIZE_MODES, default="squash", help="how they become square")
@@ -123,6 +127,13 @@ def argument_parser() -> argparse.ArgumentParser:
     split.add_argument("--test", type=float, default=0.0, help="share of the rows for a test (0)")
     split.add_argument("--seed", type=int, default=42, help="of random splits (42)")
     split.add_argument("--place-size", type=float, default=0.1, help="--split place: degrees of one place (0.1)")
+
+    split.add_argument(
+        "--group-duplicates",
+        type=Path,
+        metavar="CSV",
+        help="pairs of pictures that show the same, from describe --near-duplicates: they fall to one side",
+    )
 
     work = parser.add_argument_group("work")
     parts = work.add_mutually_exclusive_group()
@@ -237,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     console = PlainConsole()
     there = (args.out / SUMMARY).exists() and not args.force
     with tools.progress_bars() as progress, rejected_listed(args.out):
-        source = read_source(args, progress)
+        source = with_lists(read_source(args, progress), args.exclude, args.group_duplicates)
         plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
         if args.minutes is not None:
             plan = dataclasses.replace(plan, budget=Budget(args.minutes, machine_speed()))

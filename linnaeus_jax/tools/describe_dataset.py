@@ -4,7 +4,8 @@
     python -m linnaeus_jax.tools.describe_dataset train.h5 --val-labels val.h5 --out description
 
 Classes and their sizes, how far rows are identified, where, when, how high and by whom, which metadata are known, what
-the sides of a split share, licences, and with --images pictures of the most and least common classes.
+the sides of a split share, licences, and with --images pictures of the most and least common classes. With
+--near-duplicates also pairs of pictures that show the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from linnaeus_jax.building.scan.describe import (
     split_tables,
 )
 from linnaeus_jax.building.scan.describe_page import example_pictures, text_rows, write_description
+from linnaeus_jax.building.scan.near_duplicates import DETAILS, FILE, search
+from linnaeus_jax.reading.labelled_pictures import open_pictures
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.reporting.tables import table
@@ -66,12 +69,28 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--images", type=Path, metavar="PATH", help="HDF5 file or folder of the pictures")
     parser.add_argument("--extension", help=tools.EXTENSION_HELP)
     parser.add_argument("--val-labels", type=Path, metavar="LABELS", help="labels of a separate validation set")
+    parser.add_argument(
+        "--near-duplicates",
+        action="store_true",
+        help="also pictures that show the same, scaled, cropped, compressed again or mirrored: near_duplicates.csv",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for dataset.html and the figures")
     args = parser.parse_args(argv)
+    if args.near_duplicates and (args.images is None or args.val_labels is not None):
+        parser.error("--near-duplicates needs --images, and one labels file with both sides of a split")
     found = describe(args.labels, args.val_labels)
     examples = example_pictures(found, args.images, args.extension) if args.images is not None else None
-    files = write_description(args.out, found, examples)
+    near, section = None, ""
+    if args.near_duplicates:
+        source = open_pictures(args.images, args.labels, args.extension, side=DETAILS)
+        with tools.progress_bars() as progress:
+            near = search(found, source, progress)
+        section = near.section(source)
+    files = write_description(args.out, found, examples, section)
     show(found, PlainConsole())
+    if near is not None:
+        near.write(args.out / FILE)
+        print(f"{near.summary()}: {args.out / FILE}, for build --group-duplicates or --exclude")
     print(f"{files[0]} and {len(files) - 1} figures beside it")
 
 

@@ -94,6 +94,13 @@ def argument_parser() -> argparse.ArgumentParser:
         help="instead: the finest taxon so that this share of the answers, such as 0.9, holds the truth",
     )
     answers.add_argument(
+        "--class-balance",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="0: taxa are as likely beforehand as in training (default); 1: all alike, for the sake of rare ones",
+    )
+    answers.add_argument(
         "--restrict",
         type=Path,
         metavar="TXT",
@@ -191,6 +198,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
         "always_report": taxa_of(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
+        **({"class_balance": args.class_balance} if args.class_balance else {}),
         "gallery": args.gallery is not None,
     }
 
@@ -247,6 +255,7 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
         restrict=taxa_of(args.restrict) if args.restrict else None,
         always_report=taxa_of(args.always_report) if args.always_report else (),
         coverage=args.coverage,
+        class_balance=args.class_balance,
     )
 
 

@@ -14,7 +14,7 @@ from linnaeus_jax.building.steps.splits import SplitRows, assign_splits, grid_ce
 def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:
     """Rows of which only the taxa and what is given are known."""
     count = len(taxon)
-    unknown = {name: np.full(count, -1) for name in ("occurrence", "observer", "folder", "day", "given")}
+    unknown = {name: np.full(count, -1) for name in ("occurrence", "observer", "folder", "day", "given", "duplicates")}
     return SplitRows(
         taxon.reshape(count, 1).astype(np.uint32), **{"place": np.full((count, 2), np.nan), **unknown, **known}
     )
@@ -32,6 +32,7 @@ def random_rows(rng: np.random.Generator, count: int) -> SplitRows:
         folder=rng.integers(-1, 15, count),
         day=rng.integers(-1, 40, count),
         given=rng.integers(-1, 3, count),
+        duplicates=rng.integers(-1, 3 * count, count),
     )
 
 
@@ -49,7 +50,7 @@ def test_no_group_falls_on_two_sides(seed, count, split, val, test):
     assert assigned.shape == (count,)
     assert set(assigned.tolist()) <= {0, 1, 2}
     np.testing.assert_array_equal(assigned, assign_splits(rows, options))
-    groups = [rows.occurrence]
+    groups = [rows.occurrence, rows.duplicates]
     by = {
         "observer": rows.observer,
         "place": grid_cells(rows.place, 0.1),

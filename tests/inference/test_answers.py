@@ -140,11 +140,32 @@ def test_taxa_that_are_always_reported():
         ({"restrict": ["Corvus"]}, "does not know 1 of 1 taxa: Corvus"),
         ({"restrict": []}, "the list of taxa to restrict to is empty"),
         ({"always_report": ["Corvus"]}, "does not know 1 of 1 taxa: Corvus"),
+        ({"class_balance": 1.5}, "class_balance is 1.5; give a number between 0 and 1"),
+        ({"class_balance": 0.5, "consistency": "documented"}, "leave out consistency 'documented'"),
+        ({"class_balance": 0.5}, "which this model does not know; bundle its run again"),
     ],
 )
 def test_options_that_cannot_be(given, message):
     with pytest.raises(UserError, match=message):
         small_answers().options(**given)
+
+
+def test_class_balance_gives_rare_taxa_more_answers():
+    counts = {"taxa_L10": [0, 90, 10, 1, 1], "taxa_L20": [0, 0, 0], "taxa_L30": [0, 0, 0]}
+    ones = dict.fromkeys(TASKS, 1.0)
+    answers = Answers(
+        small_taxonomy(), Calibration(ones, ones, path_counts=counts, coverage={"90": 0.5}, coverage_rows=99)
+    )
+    seen = {task: np.log(np.array([UNDECIDED[rank]])) for task, rank in zip(TASKS, ("species", "genus", "family"))}
+    shares = []
+    for class_balance in (0.0, 0.5, 1.0):
+        [prediction] = answers(seen, answers.options(class_balance=class_balance))
+        top = {taxon.name: taxon.probability for taxon in prediction.top["species"]}
+        shares.append(top["Parus minor"] / top["Parus major"])
+    ratio = 90.5 / 10.5  # of their training rows
+    assert shares == pytest.approx([1.0, ratio**0.5, ratio])  # the head itself says that both are as likely
+    with pytest.raises(UserError, match="as common as in training; leave out restrict, class_balance"):
+        answers.options(class_balance=0.5, coverage=0.9)
 
 
 @settings(max_examples=60, deadline=None)

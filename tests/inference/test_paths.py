@@ -85,7 +85,9 @@ def test_against_all_combinations(case):
         assert expected[row, found.index(path)] == pytest.approx(expected[row].max(), rel=1e-9)
 
 
-def posterior_by_hand(case: Case, counts: dict[str, list[int]]) -> dict[tuple[int, ...], np.ndarray]:
+def posterior_by_hand(
+    case: Case, counts: dict[str, list[int]], class_balance: float
+) -> dict[tuple[int, ...], np.ndarray]:
     """Path, NONE for unknown -> its probability [N]: the share of its training rows times likelihood ratios."""
     tree, first = case.taxonomy.tree, case.taxonomy.first
     rows: dict[tuple[int, ...], float] = {}
@@ -101,7 +103,8 @@ def posterior_by_hand(case: Case, counts: dict[str, list[int]]) -> dict[tuple[in
             rows[tuple(chain)] = counts[task][index] + (ENDED if children else SEEN)
     if tree.null_possible:
         rows[(NONE,) * len(tree.task_keys)] = counts[tree.task_keys[0]][0] + ENDED
-    found = {path: np.full(len(case.logits[tree.task_keys[0]]), number) for path, number in rows.items()}
+    images, total = len(case.logits[tree.task_keys[0]]), sum(rows.values())
+    found = {path: np.full(images, (number / total) ** (1 - class_balance)) for path, number in rows.items()}
     ratios: list[dict[int, np.ndarray]] = []
     for place, task in enumerate(tree.task_keys):
         named = sum(number for path, number in rows.items() if path[place] != NONE)
@@ -119,17 +122,17 @@ def posterior_by_hand(case: Case, counts: dict[str, list[int]]) -> dict[tuple[in
                 speaks = end
             if path[speaks] != NONE:
                 found[path] = found[path] * ratios[speaks][path[speaks]] ** (1 / case.temperature[task])
-    total = sum(found.values())
-    return {path: probability / total for path, probability in found.items()}
+    everything = sum(found.values())
+    return {path: probability / everything for path, probability in found.items()}
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases(ranks=7, sharpest=4.0), st.randoms(use_true_random=False))
-def test_the_posterior_against_every_path(case, random):
+@given(cases(ranks=7, sharpest=4.0), st.randoms(use_true_random=False), st.sampled_from((0.0, 0.5, 1.0)))
+def test_the_posterior_against_every_path(case, random, class_balance):
     tree = case.taxonomy.tree
     counts = {t: [random.choice((0, 0, 1, 3, 40)) for _ in range(n)] for t, n in tree.num_classes.items()}
-    expected = posterior_by_hand(case, counts)
-    result = TaxonomyPaths(tree, counts)(case.logits, case.temperature)
+    expected = posterior_by_hand(case, counts, class_balance)
+    result = TaxonomyPaths(tree, counts)(case.logits, case.temperature, class_balance=class_balance)
     unknown = 0 if tree.null_possible else NONE
     for place, task in enumerate(tree.task_keys):
         for index in range(tree.num_classes[task]):

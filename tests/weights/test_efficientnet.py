@@ -165,10 +165,10 @@ def test_published_weights_are_known_by_their_digest(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["lite0", "lite1", "lite2"])
-def test_features_and_best_class_are_those_of_the_reference(fixtures, variant):
+@pytest.mark.parametrize(("variant", "rows"), [("lite0", 200), ("lite1", 24), ("lite2", 24)])
+def test_features_and_best_class_are_those_of_the_reference(fixtures, variant, rows):
     with np.load(fixtures / f"reference_efficientnet-{variant}.npz") as file_of_reference:
-        reference = dict(file_of_reference)
+        reference = {name: values[:rows] for name, values in file_of_reference.items()}
     file = read_state(package(f"efficientnet-{variant}"))
     pictures = format_of(file).preprocessing(file)
     assert pictures is not None
@@ -183,7 +183,7 @@ def test_features_and_best_class_are_those_of_the_reference(fixtures, variant):
     )
     given = {"drawn": drawn_pictures(size)}
     if directory := os.environ.get("LINNAEUS_PICTURES"):
-        given["real"] = real_pictures(Path(directory), size)
+        given["real"] = real_pictures(Path(directory), size)[:rows]
     for kind, pixels in given.items():
         features = np.concatenate([run(pixels[start : start + 8]) for start in range(0, len(pixels), 8)])
         wanted = reference[f"{kind}_features"]

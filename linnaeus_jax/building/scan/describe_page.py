@@ -377,12 +377,19 @@ def write_description(
     out: Path,
     found: Description,
     examples: tuple[Sequence[ClassExamples], Sequence[ClassExamples]] | None,
+    near_duplicates: str = "",
 ) -> list[Path]:
-    """Writes `dataset.html` and a PNG per figure into the folder `out`; the files, the page first."""
+    """Writes `dataset.html` and a PNG per figure into the folder `out`; the files, the page first.
+
+    Args:
+      near_duplicates: HTML of their section.
+    """
     out.mkdir(parents=True, exist_ok=True)
     figures = {name: figure for name, draw in FIGURES.items() if (figure := draw(found)) is not None}
     path = out / "dataset.html"
-    write_atomically(path, page(f"Data set {printable(found.labels.name)}", sections(found, figures, examples)))
+    write_atomically(
+        path, page(f"Data set {printable(found.labels.name)}", sections(found, figures, examples, near_duplicates))
+    )
     files = [path]
     for name, figure in figures.items():
         figure.savefig(out / f"{name}.png")
@@ -394,6 +401,7 @@ def sections(
     found: Description,
     figures: Mapping[str, Figure],
     examples: tuple[Sequence[ClassExamples], Sequence[ClassExamples]] | None,
+    near_duplicates: str = "",
 ) -> dict[str, str]:
     """Heading -> HTML."""
 
@@ -409,6 +417,7 @@ def sections(
         "When and how high": plots("months", "hours", "elevation") if figures.keys() & MOMENTS else "",
         "Metadata": plots("coverage", beside=parts) if (parts := _components(found)) else "",
         "Split": plots("split", beside=_split(found)) if len(found.sides) > 1 else "",
+        "Near duplicates": near_duplicates,
         "Observers": plots("observers", beside=people) if (people := table(("", ""), observer_rows(found))) else "",
         "Rights": _texts(found),
         "Most common classes": _pictures(examples[0]) if examples else "",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.steps.observations import Observations, read_observations
 from linnaeus_jax.building.steps.options import FOLDER_PLACE, BuildOptions
+from linnaeus_jax.building.steps.picture_lists import DUPLICATES
 from linnaeus_jax.building.steps.pixels import Outcome
 from linnaeus_jax.building.steps.plan import BuildPlan
 from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits
@@ -267,6 +268,7 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
         _codes(frame, PLACE),
         observations.days,
         given,
+        _codes(frame, DUPLICATES),
     )
 
 

@@ -1,7 +1,7 @@
 """Which rows of a data set are for training, validation and test, decided when it is built.
 
-The unit that is drawn is never a row but what belongs together: all pictures of one occurrence, and for some splits all
-of one observer, place or day.
+The unit that is drawn is never a row but what belongs together: all pictures of one occurrence, those that are known to
+show the same, and for some splits all of one observer, place or day.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class SplitRows:
     folder: NDArray[np.int64]  # of a place, as the source names it
     day: NDArray[np.int64]  # days since an origin, -1 where unknown
     given: NDArray[np.int64]  # split that the source gives
+    duplicates: NDArray[np.int64]  # pictures that show the same
 
     def __len__(self) -> int:
         return len(self.taxon)
@@ -55,7 +56,7 @@ def assign_splits(rows: SplitRows, options: BuildOptions) -> NDArray[np.uint8]:
     "stratified" draws from each finest class its share, at least one unit for validation where the class has two, and
     leaves one for training.
     """
-    groups = [rows.occurrence]
+    groups = [rows.occurrence, rows.duplicates]
     if options.split == "observer":
         groups.append(rows.observer)
     elif options.split == "place":

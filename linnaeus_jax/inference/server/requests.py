@@ -341,6 +341,7 @@ class Preparation:
             restrict=None if request.restrict is None else tuple(request.restrict),
             always_report=tuple(request.always_report),
             coverage=request.coverage,
+            class_balance=request.class_balance,
         )
 
     def _encoded(self, parsed: ParsedRequest) -> Encoded:

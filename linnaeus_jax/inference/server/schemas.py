@@ -58,6 +58,7 @@ class OptionsIn(Given):
         None, ge=0, le=1, description="instead of min_confidence: share of answers that hold the truth, such as 0.9"
     )
     consistency: Literal["path", "documented"] = "path"
+    class_balance: float = Field(0.0, ge=0, le=1, description="1: rare taxa are as likely beforehand as common ones")
     restrict: TaxonList | None = Field(None, description="taxon ids or scientific names; nothing else is reported")
     always_report: TaxonList = Field(default_factory=list, description="taxa that are reported whatever they get")
 
