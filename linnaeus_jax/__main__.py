@@ -45,6 +45,10 @@ GROUPS = {
         "export-weights": "export_weights",
         "demo-baselines": "demo_baselines",
     },
+    "Asking about the data": {
+        "label-issues": "label_issues",
+        "folds": "folds",
+    },
     "Looking into a run": {
         "debug events": "analyze_debug_logs",
         "debug logs": "filter_logs",
