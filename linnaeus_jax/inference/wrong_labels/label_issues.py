@@ -29,7 +29,9 @@ from linnaeus_jax.inference.wrong_labels.labelled_features import LabelledFeatur
 from linnaeus_jax.learning.regression import fit_ranks
 
 #: what a score is lowered by for each coarser rank that is at issue
-COARSER = 0.5
+COARSER = 0.25
+#: what a probability over its threshold is raised by in margins, where small ones are mostly noise
+EVEN = 0.03
 #: what every share is raised by; neighbours that vote, the first and the second time, of those that are looked for; by
 #: which difference of cosines a vote is e times less
 FLOOR, VOTERS, LOOKED_FOR, SHARPNESS = 0.01, (10, 5), 30, 0.05
@@ -171,7 +173,7 @@ def confident_learning(probability: NDArray[np.float64], label: NDArray[np.integ
     off = confident & (counted_as != given)
     pair, rows_of = np.unique(np.stack([given, counted_as], axis=1)[off], axis=0, return_counts=True)
     joint = sorted(((*each, n) for each, n in zip(pair.tolist(), rows_of.tolist())), key=lambda each: -each[2])
-    ratio = np.log(np.maximum(relative, 1e-300))
+    ratio = np.log(relative + EVEN)
     own_ratio = ratio[np.arange(len(row)), given]
     ratio[np.arange(len(row)), given] = -np.inf
     margin, other, issue = np.full(len(label), np.nan), np.full(len(label), -1), np.zeros(len(label), bool)
