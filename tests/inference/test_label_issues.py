@@ -179,7 +179,9 @@ def test_the_tool_writes_list_json_and_page(data_set, tmp_path, capsys):
     assert (far["differs_at"], sister["differs_at"], sister["correct"]) == ("family", "species", "")
     content = json.loads((out / "label_issues.json").read_text())
     assert content["ranks"]["genus"] == {"judged": ROWS, "at_issue": 1}
-    assert {"rank": "species", "given": "species 1 [102]", "suggested": "species 0 [101]", "rows": 1} in content["pairs"]
+    assert {"rank": "species", "given": "species 1 [102]", "suggested": "species 0 [101]", "rows": 1} in content[
+        "pairs"
+    ]
     similar = content["issues"][0]["similar"]
     species = {name: row // 2 % 6 for row, name in enumerate(identifiers())}
     assert [species[name] for name in similar["suggested"]] == [2, 2, 2]
