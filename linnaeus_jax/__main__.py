@@ -45,7 +45,9 @@ GROUPS = {
         "export-weights": "export_weights",
         "demo-baselines": "demo_baselines",
     },
-    "Asking about the data": {
+    "Asking a model about pictures": {
+        "embed": "embed",
+        "similar": "similar",
         "label-issues": "label_issues",
         "folds": "folds",
     },

@@ -244,6 +244,7 @@ OWN_JSON = {
     "inference/bundle/files.py",
     "inference/files/prediction_files.py",
     "inference/files/prediction_lines.py",
+    "inference/files/unfinished.py",
     "inference/server/connections.py",
     "inference/server/decoder_process.py",
     "reporting/metrics_log.py",

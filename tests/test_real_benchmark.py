@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks.real import figures, making, summary
+from benchmarks.real import control, figures, knn, making, summary
 from benchmarks.real.__main__ import checked_rows, expected_minutes, main
 from benchmarks.real.rows import ROWS, TRUNKS
 from benchmarks.real.sets import FISH_COUNTS, SETS, SPLITS, PublicSet, Rows, read
@@ -22,6 +22,7 @@ from docs import make_results
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.keys import value_of
+from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.models import heads
 from tests import forks
 from tests.extending.common import train_resume_evaluate
@@ -327,6 +328,59 @@ def test_what_torch_is_given_and_the_curve_of_a_run(tmp_path):
     (tmp_path / "logs" / "metrics_log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in log))
     assert making.curve(tmp_path, "taxa_a") == [[1.5, 0.25]]
     assert all(row.network and not row.settings for row in ROWS.values() if row.how == "torch")
+
+
+def test_the_nearest_rows_by_features(tmp_path, capsys):
+    """Of three species in two genera, told apart by their direction alone; the last test row has no species."""
+    rng = np.random.default_rng(0)
+    species = np.arange(91) % 3
+    centre = np.array([[9, 0, 0], [0, 9, 0], [0, 0, 9]])[species]
+    x = (centre + rng.normal(0, 1, (91, 3))) * rng.uniform(0.1, 10, (91, 1))
+    for name, columns in (("a", x[:, :2]), ("b", x[:, 2:])):
+        np.save(tmp_path / f"{name}.npy", columns.astype(np.float16))
+    taxon = np.array([11, 12, 13])[species]
+    taxon[-1] = 0
+    with h5py.File(tmp_path / "labels.h5", "w") as file:
+        file["split"] = np.repeat([0, 1, 2], (50, 20, 21))
+        file["taxa_L10"], file["taxa_L20"] = taxon, np.array([21, 21, 22])[species]
+        write_taxon_names(file, "taxa_L20", [21, 22], ["Parus", "Passer"])
+    features = [str(tmp_path / f"{name}.npy") for name in "ab"]
+    arguments = [
+        str(tmp_path / "labels.h5"),
+        str(tmp_path / "out.npz"),
+        "taxa_L10,taxa_L20",
+        "species,genus",
+        *features,
+    ]
+    assert control.main(arguments, knn.neighbours, standardised=False) == 0
+    found = figures.figures(figures.read(tmp_path / "out.npz"))
+    assert found["raw"]["species"]["accuracy"] == found["raw"]["genus"]["accuracy"] == 1
+    assert found["without_finest"]["rows"] == 1
+    assert "species: k=1 100.0 %, k=3 100.0 %" in capsys.readouterr().out
+    vote = knn.votes(knn.Neighbours(np.array([[2, 0, 1]]), np.array([[0.2, 0.5, 0.6]])), np.array([1, 1, 0]), 3, 3)
+    np.testing.assert_allclose(vote, [[0.8 / 1.7, 0.9 / 1.7, 0]])
+
+
+def test_the_bundle_of_another_row_gives_the_vectors(tmp_path, monkeypatch):
+    place, asked = place_of(drawn_rows(6), tmp_path), []
+    monkeypatch.setattr(making, "make_row", lambda *args, **options: asked.append((args[1], args[3], args[4])))
+
+    def run(command, log):
+        asked.append(command)
+        return making.Cost(1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(making, "run", run)
+    (tmp_path / "out" / "fish").mkdir(parents=True)
+    path, cost = making.tuned_vectors(place, tmp_path / "pixels", "last6-lite2", 1, "real knn-last6-lite2")
+    assert asked[0] == ("last6-lite2", 1, "real last6-lite2")
+    assert asked[1][:3] == [
+        "linnaeus_jax.tools.embed",
+        f"{tmp_path}/out/fish/last6-lite2-1-bundle",
+        f"{tmp_path}/pixels",
+    ]
+    assert asked[1][-1] == str(path)
+    assert cost.cpu == 1
+    assert {row.tuned for row in ROWS.values()} - {""} <= set(ROWS)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def expected_minutes(of: PublicSet, rows: Sequence[tuple[Row, int]], out: Path) -> float:
     """CPU-minutes of what is not made yet, roughly."""
-    minutes, trunks = 0.0, {name for row, _ in rows if row.how in ("head", "control") for name in row.trunks}
+    minutes, trunks = 0.0, {name for row, _ in rows if row.how in ("head", "control", "knn") for name in row.trunks}
     for name in trunks:
         if not (out / of.name / f"{name}.features").is_file():
             minutes += of.pictures * (TRUNKS[name].seconds + 0.01) / 60

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.common import machine_info
 from benchmarks.real import figures
 from benchmarks.real.labels import read_labels
-from benchmarks.real.rows import HEAD, IDEAS, TRUNKS, Row
+from benchmarks.real.rows import HEAD, IDEAS, ROWS, TRUNKS, Row
 from benchmarks.real.sets import SIDES, Rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import write_atomically
@@ -251,7 +251,8 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     before, cost = Cost(), Cost()
     extra: dict[str, Any] = {}
     arrays = work.with_name(f"{work.name}.npz")
-    if row.how in ("pictures", "torch"):
+    made: list[tuple[Path, Cost]] = []
+    if row.how in ("pictures", "torch") or row.tuned:
         built, before = pixels(place, row.side)
     else:
         built, _ = pixels(place, row.side)
@@ -259,13 +260,14 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
         for _, each in made:
             before.add(each)
     split = labels(place, built, seed, row.hidden)
-    if row.how == "control":
+    if row.how in ("control", "knn"):
+        if row.tuned:
+            made = [tuned_vectors(place, built, row.tuned, seed, command)]
+            before.add(made[0][1])
         tasks = ",".join(tasks_of(built))
         ranks = ",".join(place.rows.of.ranks)
-        paths = [str(path) for path, _ in made]
-        cost.add(
-            run(["benchmarks.real.control", str(split), str(arrays), tasks, ranks, *paths], work.with_suffix(".log"))
-        )
+        given_by = [str(split), str(arrays), tasks, ranks, *(str(path) for path, _ in made)]
+        cost.add(run([f"benchmarks.real.{row.how}", *given_by], work.with_suffix(".log")))
     elif row.how == "torch":
         inputs = torch_inputs(place, built, split, arrays.with_suffix(".in.npz"))
         command_line = [str(inputs), str(arrays), row.network, str(place.minutes or row.minutes), str(seed)]
@@ -313,6 +315,16 @@ def make_row(place: Place, name: str, row: Row, seed: int, command: str, *, time
     }
     write_atomically(result, json.dumps(report, indent=1) + "\n")
     return report
+
+
+def tuned_vectors(place: Place, built: Path, tuned: str, seed: int, command: str) -> tuple[Path, Cost]:
+    """float32 [rows, D] of every picture by the bundle of another row, which is made first where it is not yet."""
+    work = place.out / place.name / f"{tuned}-{seed}"
+    bundle, path = work.with_name(f"{work.name}-bundle"), work.with_name(f"{work.name}.npy")
+    if not bundle.is_dir():
+        make_row(place, tuned, ROWS[tuned], seed, command.replace(f"knn-{tuned}", tuned), timed=False)
+    embed = ["linnaeus_jax.tools.embed", bundle, built, "--dtype", "float32", "--out", path]
+    return path, once(path, lambda: run(list(map(str, embed)), path.with_suffix(".embed.log")))
 
 
 def torch_inputs(place: Place, built: Path, split: Path, path: Path) -> Path:

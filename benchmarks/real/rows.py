@@ -55,7 +55,8 @@ class Row:
     Attributes:
       title: as the table has it.
       trunks: whose features are used, one after the other; none: from nothing.
-      how: "head" on stored features, "control" (logistic regression of scikit-learn on the same features), or
+      how: "head" on stored features, "control" (logistic regression of scikit-learn on the same features), "knn" (the
+        nearest training rows by the same, or by the vectors of the bundle of the row `tuned`), or
         "pictures" (the generated configuration with `settings`), or "torch" (a network of timm, see `torch_net`, or
         with a trunk its last blocks, see `torch_tuned`).
       settings: config keys that differ from the generated configuration; {task} in a key stands for every rank.
@@ -63,6 +64,7 @@ class Row:
       minutes: about so many CPU-minutes beside the features, for 2,600 training rows; of "torch" its budget.
       hidden: share of the training rows whose finest label is hidden.
       network: of "torch", as the program that trains it calls it.
+      tuned: of "knn", the row whose bundle gives the vectors.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Row:
     minutes: float = 1.0
     hidden: float = 0.0
     network: str = ""
+    tuned: str = ""
 
     @property
     def side(self) -> int:
@@ -198,6 +201,12 @@ def _whole(trunk: str) -> Row:
     return Row(f"{TRUNKS[trunk].title}, all blocks", (trunk,), "pictures", settings, 0, 300)
 
 
+def _nearest(tuned: str, blocks: int) -> Row:
+    """The nearest rows by the vectors of a tuned trunk, beside its heads."""
+    which = f"last {blocks} blocks" if blocks else "all blocks"
+    return Row(f"Lite2, {which}, nearest rows", ("lite2",), "knn", tuned=tuned)
+
+
 def _with_dates(row: Row) -> Row:
     """The same with what is known of the pictures, as the generated configuration of dated pictures has it."""
     return dataclasses.replace(
@@ -236,6 +245,9 @@ ROWS: dict[str, Row] = {
         f"control-{name}": Row(f"{trunk.title}, logistic regression (scikit-learn)", (name,), "control")
         for name, trunk in _ALONE.items()
     },
+    **{f"knn-{name}": Row(f"{_ALONE[name].title}, nearest rows", (name,), "knn") for name in ("lite0", "lite2")},
+    "knn-last6-lite2": _nearest("last6-lite2", 6),
+    "knn-full-lite2": _nearest("full-lite2", 0),
     "head-lite2-insects": _pair("lite2", "insects-260"),
     "head-lite2-insects-dates": _with_dates(_pair("lite2", "insects-260")),
     "head-lite2-insects-320-dates": _with_dates(_pair("lite2-320", "insects-320")),

@@ -29,6 +29,10 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "linnaeus_jax.inference.metadata.Observation",
             "linnaeus_jax.inference.answers.AnswerOptions",
             "linnaeus_jax.inference.pictures.PictureError",
+            "linnaeus_jax.inference.files.vector_files.open_vectors",
+            "linnaeus_jax.inference.files.vector_files.StoredVectors",
+            "linnaeus_jax.inference.files.nearest.Nearest",
+            "linnaeus_jax.inference.files.nearest.Neighbours",
         ),
     ),
     "Training from Python": (

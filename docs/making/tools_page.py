@@ -24,6 +24,7 @@ PAGES = {
     "check": "performance.md",
     "demo_baselines": "metadata.md",
     "describe_dataset": "your_data.md",
+    "embed": "ask_the_model.md",
     "evaluate": "validation.md",
     "export": "using_a_model.md",
     "export_weights": "using_a_model.md",
@@ -40,6 +41,7 @@ PAGES = {
     "schedule": "schedules.md",
     "serve": "using_a_model.md",
     "show_augmentations": "augmentation.md",
+    "similar": "ask_the_model.md",
     "verify_dataset": "your_data.md",
 }
 

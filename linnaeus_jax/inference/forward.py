@@ -1,4 +1,4 @@
-"""The compiled forward pass in a few batch sizes: pictures and metadata in, logits out."""
+"""The compiled forward pass in a few batch sizes: pictures and metadata in, logits or feature vectors out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,8 @@ _FEW_ROWS, _FEW_PIXELS = 8, 2**18
 LARGEST_BATCH = 1 << 26
 #: of products; with the default a GPU rounds to 10 bits, and answers would depend on the batch and on the device
 PRECISION = "highest"
+#: features [B, D] of a picture, as heads get them: with nothing known besides its pixels, and with its metadata
+TRUNK, FUSED = "trunk", "fused"
 
 
 def usual_buckets(size: tuple[int, int], buckets: Sequence[int] = BUCKETS) -> tuple[int, ...]:
@@ -46,27 +49,38 @@ def usual_buckets(size: tuple[int, int], buckets: Sequence[int] = BUCKETS) -> tu
 
 
 def forward_pass(
-    model: ModelFamily, preprocessing: Preprocessing
+    model: ModelFamily, preprocessing: Preprocessing, layers: Sequence[str] = (), *, logits: bool = True
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
-    """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}."""
+    """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}, and
+    {layer: features float32 [B, F]} of `layers`, `TRUNK` or `FUSED`."""
 
-    def logits(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+    def outputs(module: ModelFamily, pixels: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+        encoded = module.encode_image(pixels)
+        fused = module.encode_tokens(encoded, meta, meta_valid_BK=valid)
+        found = {FUSED: fused, TRUNK: encoded if module.fuses_late else module.encode_tokens(encoded)}
+        vectors = {layer: found[layer].astype(jnp.float32) for layer in layers}
+        return {**(module.classify(fused) if logits else {}), **vectors}
+
+    def compute(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         with jax.default_matmul_precision(PRECISION):
             pixels = normalize(image, preprocessing.mean, preprocessing.std)
-            result: Any = model.apply(variables, pixels, meta, meta_valid_BK=valid)
+            if layers:
+                result: Any = model.apply(variables, pixels, meta, valid, method=outputs)
+            else:
+                result = model.apply(variables, pixels, meta, meta_valid_BK=valid)
         return result
 
-    return logits
+    return compute
 
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Logits that are being computed: of each part, the device arrays and how many rows count."""
+    """Outputs that are being computed: of each part, the device arrays and how many rows count."""
 
     parts: list[tuple[dict[str, jax.Array], int]]
 
     def result(self) -> dict[str, NDArray[np.float32]]:
-        """Waits; task -> float32 [N, C]."""
+        """Waits; task or layer -> float32 [N, C]."""
         pieces = [{task: z[:count] for task, z in fetch(logits).items()} for logits, count in self.parts]
         return {task: np.concatenate([piece[task] for piece in pieces]) for task in pieces[0]}
 
@@ -77,6 +91,9 @@ class Forward:
     Attributes:
       buckets: rows of a batch over all devices, ascending; fewer of large images, see `LARGEST_BATCH`.
       compilations: programs compiled so far, at most one per bucket.
+
+    Args:
+      layers, logits: what is computed, see `forward_pass`.
     """
 
     def __init__(
@@ -85,20 +102,32 @@ class Forward:
         variables: Mapping[str, Any],
         preprocessing: Preprocessing,
         buckets: Sequence[int] = BUCKETS,
+        layers: Sequence[str] = (),
+        *,
+        logits: bool = True,
     ) -> None:
         self._placement = Placement(jax.local_devices())
         devices = self._placement.device_count
         most = max(1, LARGEST_BATCH // math.prod(model.img_size))  # a file of 1 kB may ask for pictures of 4096 pixels
         self.buckets = tuple(sorted({-(-min(rows, most) // devices) * devices for rows in buckets}))
         self._model, self._variables = model, self._placement.replicate(dict(variables))
-        logits = forward_pass(model, preprocessing)
+        self._preprocessing = preprocessing
         batch, replicated = self._placement.batch, self._placement.replicated
         self._jitted = jax.jit(
-            logits,
+            forward_pass(model, preprocessing, layers, logits=logits),
             in_shardings=(replicated, batch, batch, batch),
             out_shardings=batch,
             compiler_options=compiler_options(training=False),
         )
+
+    def giving(self, *layers: str, logits: bool = False) -> Forward:
+        """The same model in the same batch sizes with other outputs, see `forward_pass`; it shares the variables."""
+        return Forward(self._model, self._variables, self._preprocessing, self.buckets, layers, logits=logits)
+
+    def width(self, layer: str) -> int:
+        """Columns of one of its outputs."""
+        shapes: Any = jax.eval_shape(self._jitted, self._variables, *self.zeros(self.buckets[0]))
+        return int(shapes[layer].shape[1])
 
     @property
     def compilations(self) -> int:
@@ -144,7 +173,7 @@ class Forward:
         return Pending(parts)
 
     def __call__(self, image: np.ndarray, meta: np.ndarray, valid: np.ndarray) -> dict[str, NDArray[np.float32]]:
-        """Task -> logits float32 [N, C]; they do not depend on how the rows are batched, up to rounding.
+        """Task or layer -> float32 [N, C]; the numbers do not depend on how the rows are batched, up to rounding.
 
         Args:
           image: uint8 [N, H, W, 3].

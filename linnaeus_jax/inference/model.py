@@ -16,7 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
-from linnaeus_jax.inference.forward import Forward, usual_buckets
+from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, usual_buckets
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
@@ -41,6 +41,7 @@ class Model:
         buckets = buckets or usual_buckets(bundle.preprocessing.size)
         self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
         self.answers = Answers(bundle.taxonomy, bundle.calibration)
+        self._others: dict[tuple[str, ...], Forward] = {}
 
     def predict(
         self,
@@ -80,9 +81,14 @@ class Model:
             always_report=always_report,
             coverage=coverage,
         )
-        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
-        observations = observe(
-            len(pictures),
+
+        def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:
+            return self.answered(logits, encoded, lambda z, of: self.answers(z, options, self.inputs(of), of.notes))
+
+        return self._of_all(
+            images,
+            self.forward,
+            answer,
             latitude=latitude,
             longitude=longitude,
             date=date,
@@ -90,15 +96,72 @@ class Model:
             components=components,
         )
 
+    def embed(
+        self,
+        images: Picture | Iterable[Picture],
+        *,
+        with_metadata: bool = False,
+        normalize: bool = False,
+        components: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        **known: Any,
+    ) -> NDArray[np.float32]:
+        """Feature vectors float32 [N, D] of pictures, in their order: what the heads of the model are given.
+
+        Args:
+          images, components: see `predict`.
+          with_metadata: after place, date and so on have joined; without, what is given of them is not used.
+          normalize: to length 1.
+          known: `latitude`, `longitude`, `date` and `elevation`, see `predict`.
+
+        Raises:
+          PictureError, NotFiniteError, ValueError: see `predict`.
+          UserError: `with_metadata` of a model that takes none.
+        """
+        layer = self.layer(with_metadata)
+        forward = self.giving(layer)
+
+        def vectors(found: Logits, encoded: Encoded) -> list[NDArray[np.float32] | None]:
+            return self.answered(found, encoded, lambda one, _: unit(one[layer]) if normalize else one[layer])
+
+        rows = self._of_all(images, forward, vectors, components=components, **known)
+        return np.stack(rows) if rows else np.zeros((0, forward.width(layer)), np.float32)
+
+    def layer(self, with_metadata: bool) -> str:
+        """The layer whose vectors are meant. Raises UserError for metadata of a model that takes none."""
+        if with_metadata and not self.bundle.encoder.components:
+            raise UserError("the model takes no metadata, so that there are no vectors with them; leave metadata out")
+        return FUSED if with_metadata else TRUNK
+
+    def giving(self, *layers: str, logits: bool = False) -> Forward:
+        """The forward pass with other outputs, made at its first use; see `Forward.giving`."""
+        key = (*layers, *["logits"] * logits)
+        if key not in self._others:
+            self._others[key] = self.forward.giving(*layers, logits=logits)
+        return self._others[key]
+
+    def _of_all(
+        self,
+        images: Picture | Iterable[Picture],
+        forward: Forward,
+        answer: Callable[[Logits, Encoded], Sequence[Said | None]],
+        **known: Any,
+    ) -> list[Said]:
+        """What `answer` makes of every picture.
+
+        Raises:
+          NotFiniteError: it made None of some of them.
+        """
+        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
+        encoded = by_number(self.bundle.encoder.encode(observe(len(pictures), **known)))
+
         def read(number: int) -> tuple[int, NDArray[np.uint8]]:
             return number, self.read([pictures[number]], first=number)[0]
 
-        def answer(_: list[int], given: Sequence[Encoded], logits: list[Logits]) -> list[Prediction | None]:
-            return self.answered(logits[0], given[0], lambda z, of: self.answers(z, options, self.inputs(of), of.notes))
+        def finish(_: list[int], given: Sequence[Encoded], found: list[Logits]) -> Sequence[Said | None]:
+            return answer(found[0], given[0])
 
-        known = by_number(self.bundle.encoder.encode(observations))
         # one thread: the same Pillow image may stand in the list twice, and it is not safe to load it in two
-        parts = run_rows(self.forward, range(len(pictures)), read, known, answer, threads=1)
+        parts = run_rows(forward, range(len(pictures)), read, encoded, finish, threads=1)
         predictions = list(itertools.chain.from_iterable(parts))
         if bad := [called(pictures[number], number) for number, said in enumerate(predictions) if said is None]:
             more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
@@ -146,6 +209,12 @@ class Model:
         """Names of the metadata components that are known, of every row."""
         names = [component.name for component in self.bundle.encoder.components]
         return [tuple(name for name, on in zip(names, row) if on) for row in encoded.valid.tolist()]
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors [N, D] of length 1; those of length 0 stay."""
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(length > 0, length, 1), np.float32)
 
 
 def load(

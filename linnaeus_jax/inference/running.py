@@ -2,7 +2,7 @@
 
 Predictions, evaluation, explanations and `Model.predict` are each a way to read a row and something to make of the
 logits. Work that may be interrupted keeps every result as it comes, and later runs over the items that are left
-(`files/prediction_files`).
+(`files/unfinished`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
     from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
-    from linnaeus_jax.inference.files.prediction_files import Summary
+    from linnaeus_jax.inference.files.unfinished import Summary, Unfinished
     from linnaeus_jax.inference.model import Model
+    from linnaeus_jax.reading.paths import Shard
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
@@ -37,13 +38,41 @@ from linnaeus_jax.system import file_name
 PRINTED = 100
 
 
+def source_options(parser: argparse.ArgumentParser, pictures: str = "") -> None:
+    """Adds what names a model and pictures; `pictures` is said of these, too."""
+    parser.add_argument("source", metavar="BUNDLE", type=Path, help="a bundle, or a run directory")
+    parser.add_argument(
+        "pictures", metavar="PICTURES", nargs="+", help=f"files, folders, patterns such as 'a/**/*.jpg'{pictures}"
+    )
+    parser.add_argument("--checkpoint", default="", help="of a run: best (default), newest or a step")
+    tools.plugins_option(parser)
+
+
+def known_options(parser: argparse.ArgumentParser) -> None:
+    """Adds where place, date and elevation come from."""
+    known = parser.add_argument_group("what is known of the pictures")
+    known.add_argument("--meta", type=Path, metavar="TABLE", help="CSV, TSV or Parquet, one row for each picture")
+    known.add_argument(
+        "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="its columns with unusual names: latitude=wgs84_n"
+    )
+    known.add_argument("--no-exif", action="store_true", help="leave the EXIF data of the pictures alone")
+
+
+def work_options(parser: argparse.ArgumentParser) -> None:
+    """Adds which pictures are read, and how."""
+    work = parser.add_argument_group("work")
+    work.add_argument(
+        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="also folders below folders (default)"
+    )
+    work.add_argument("--shard", metavar="I/N", help="only part I of N, I from 1 to N; each part has its own --out")
+    work.add_argument("--batch-size", type=int, default=0, help="pictures computed at once (up to 64; on CPUs 8)")
+    work.add_argument("--threads", type=int, default=0, help="that read pictures (one for each core)")
+
+
 def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
     parser = tools.parser("predict", __doc__)
-    parser.add_argument("source", metavar="BUNDLE", type=Path, help="a bundle, or a run directory")
-    parser.add_argument("pictures", metavar="PICTURES", nargs="+", help="files, folders, patterns such as 'a/**/*.jpg'")
-    parser.add_argument("--checkpoint", default="", help="of a run: best (default), newest or a step")
-    tools.plugins_option(parser)
+    source_options(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
     parser.add_argument(
@@ -52,13 +81,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain", type=Path, metavar="DIR", help="a PNG for each picture: what moved the answer; slow"
     )
-
-    known = parser.add_argument_group("what is known of the pictures")
-    known.add_argument("--meta", type=Path, metavar="TABLE", help="CSV, TSV or Parquet, one row for each picture")
-    known.add_argument(
-        "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="its columns with unusual names: latitude=wgs84_n"
-    )
-    known.add_argument("--no-exif", action="store_true", help="leave the EXIF data of the pictures alone")
+    known_options(parser)
 
     answers = parser.add_argument_group("answers")
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
@@ -85,14 +108,7 @@ def argument_parser() -> argparse.ArgumentParser:
         default="path",
         help="path: the best path of the tree (default); documented: each rank alone, null where they contradict",
     )
-
-    work = parser.add_argument_group("work")
-    work.add_argument(
-        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="also folders below folders (default)"
-    )
-    work.add_argument("--shard", metavar="I/N", help="only part I of N, I from 1 to N; each part has its own --out")
-    work.add_argument("--batch-size", type=int, default=0, help="pictures computed at once (up to 64; on CPUs 8)")
-    work.add_argument("--threads", type=int, default=0, help="that read pictures (one for each core)")
+    work_options(parser)
     return parser
 
 
@@ -109,6 +125,16 @@ def taxa_of(path: Path) -> list[str]:
     return [text for line in lines if (text := line.partition("#")[0].strip())]
 
 
+def shard_of(args: argparse.Namespace) -> Shard:
+    """The part that --shard asks for. Raises UserError for a wrong one."""
+    from linnaeus_jax.reading.paths import Shard
+
+    try:
+        return Shard.parse(args.shard) if args.shard else Shard(1, 1)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     """The pictures of this part with what the table says of them; tells how many have no row there.
 
@@ -120,52 +146,67 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.reading.columns import split_options
     from linnaeus_jax.reading.metadata import Observation
-    from linnaeus_jax.reading.paths import Shard
 
-    try:
-        shard = Shard.parse(args.shard) if args.shard else Shard(1, 1)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    shard = shard_of(args)
     if args.map and args.meta is None:
         raise UserError("--map names columns of the table --meta; give both")
-    pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress, say=_say)
+    pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress, say=say)
     if args.meta is None:
         return [Job(picture) for picture in of_shard(pictures, shard)]
     table = read_observation_table(args.meta, split_options(args.map, "--map"))
     for warning in table.warnings:
-        _say(warning)
+        say(warning)
     known = dict(zip((picture.path for picture in pictures), table.match(pictures)))
     mine = of_shard(pictures, shard)
     without = [picture.name for picture in mine if known[picture.path] is None]
     if without:
         named = f"{', '.join(without[:3])}{' ...' if len(without) > 3 else ''}"
-        _say(f"{len(without)} of {len(mine)} pictures have no row in {args.meta}: {named}")
+        say(f"{len(without)} of {len(mine)} pictures have no row in {args.meta}: {named}")
     return [Job(picture, known[picture.path] or Observation()) for picture in mine]
+
+
+def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
+    """Which pictures and metadata are meant, as JSON types."""
+
+    def digest(text: str) -> str:
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+    return {
+        "pictures": f"{len(jobs)}, {digest(chr(10).join(job.picture.name for job in jobs))[:16]}",
+        "metadata": digest(repr([job.observation for job in jobs]))[:16] if args.meta else "exif" if exif else "none",
+        "shard": args.shard or "",
+    }
 
 
 def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
     from linnaeus_jax.inference.files.prediction_files import model_digest
 
-    def digest(text: str) -> str:
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
     return {
         "model": model_digest(model.bundle),
-        "pictures": f"{len(jobs)}, {digest(chr(10).join(job.picture.name for job in jobs))[:16]}",
-        "metadata": digest(repr([job.observation for job in jobs]))[:16] if args.meta else "exif" if exif else "none",
+        **made_of(args, jobs, exif),
         "top_k": args.top_k,
         "min_confidence": args.min_confidence,
         "consistency": args.consistency,
         "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
         "always_report": taxa_of(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
-        "shard": args.shard or "",
         "gallery": args.gallery is not None,
     }
 
 
-def _say(text: str) -> None:
+def say_resumed(work: Unfinished, total: int) -> int:
+    """Tells what an earlier process has done of all pictures; returns how many."""
+    done = work.summary.pictures
+    if work.changed:
+        say(f"{work.changed} has changed since it was read: it and what follows are done again")
+    if done:
+        say(f"going on after {done:,} of {total:,} pictures")
+    return done
+
+
+def say(text: str) -> None:
+    """Prints a line of any width."""
     from linnaeus_jax.reporting.logs import console
 
     console.print(text, soft_wrap=True)
@@ -173,20 +214,25 @@ def _say(text: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that cannot be, before anything is read."""
-    from linnaeus_jax.inference.bundle.files import is_bundle
     from linnaeus_jax.inference.files.prediction_files import check_format
 
     if args.out is not None:
         check_format(args.out)
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
-    for name, path, folder in (
-        ("--out", args.out, False),
-        ("--gallery", args.gallery, False),
-        ("--explain", args.explain, True),
-    ):
-        if path is not None and path.exists() and path.is_dir() != folder:
-            raise UserError(f"{name} {path} is {'a file' if folder else 'a folder'}; give another name")
+    check_source(args, {"--out": args.out, "--gallery": args.gallery})
+    if args.explain is not None and args.explain.is_file():
+        raise UserError(f"--explain {args.explain} is a file; give another name")
+
+
+def check_source(args: argparse.Namespace, files: Mapping[str, Path | None]) -> None:
+    """Raises UserError for arguments of `source_options` and `work_options` that cannot be, and for files that are to
+    be written, by their options, where there is a folder."""
+    from linnaeus_jax.inference.bundle.files import is_bundle
+
+    for name, path in files.items():
+        if path is not None and path.is_dir():
+            raise UserError(f"{name} {path} is a folder; give another name")
     if args.batch_size < 0 or args.threads < 0:
         raise UserError("--batch-size and --threads are counts; give at least 1")
     if args.checkpoint and is_bundle(args.source):
@@ -213,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_inference()
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
-    from linnaeus_jax.inference.files.prediction_files import finished, remove
+    from linnaeus_jax.inference.files.unfinished import finished, remove
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
 
     check(args)
@@ -221,27 +267,27 @@ def main(argv: Sequence[str]) -> int:
     with tools.progress_bars() as progress:
         jobs = pictures_of(args, progress)
     if not jobs:
-        _say(f"part {args.shard} has no pictures")
+        say(f"part {args.shard} has no pictures")
         return 0
     model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
     options = options_of(args, model)
     if not bundle.calibration.rows:
-        _say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")
+        say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")
     if args.meta is not None and not bundle.encoder.components:
-        _say(f"the model knows no metadata: of {args.meta} nothing is used")
+        say(f"the model knows no metadata: of {args.meta} nothing is used")
     exif = args.meta is None and not args.no_exif
     about = made_with(args, model, jobs, exif)
     if args.out is not None and args.force:
         remove(args.out, finished=True)
     summary = finished(args.out, about, [job.picture for job in jobs]) if args.out is not None else None
     if summary is not None:
-        _say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
+        say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
     else:
         summary = predict(args, model, jobs, options, exif, about)
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
     for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
-        _say(line)
+        say(line)
     unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
     return 2 if not summary.answered or summary.not_finite or unexplained else 0
 
@@ -258,8 +304,9 @@ def predict(
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
-    from linnaeus_jax.inference.files.prediction_files import UNFINISHED, remove, sidecar_path, unfinished
+    from linnaeus_jax.inference.files.prediction_files import unfinished
     from linnaeus_jax.inference.files.prediction_lines import lines_for
+    from linnaeus_jax.inference.files.unfinished import UNFINISHED, remove, sidecar_path
     from linnaeus_jax.reporting.logs import console
 
     lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)
@@ -272,12 +319,8 @@ def predict(
             folder = sidecar_path(args.out, UNFINISHED)
         files = [job.picture for job in jobs]
         work = stack.enter_context(unfinished(folder, args.out or folder, about, lines, files))
-        done = work.summary.pictures
         least.restore(work.gallery())
-        if work.changed:
-            _say(f"{work.changed} has changed since it was predicted: it and what follows are predicted again")
-        if done:
-            _say(f"going on after {done:,} of {len(jobs):,} pictures")
+        done = say_resumed(work, len(jobs))
         with tools.progress_bar("predicting") as progress:
             progress(done, len(jobs))
             for part in predict_files(model, jobs[done:], options, exif=exif, threads=args.threads):
@@ -291,7 +334,7 @@ def predict(
             title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
             with tools.progress_bar("gallery") as progress:
                 write_gallery(args.gallery, shown, paths, work.summary.answered, title, progress)
-            _say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
+            say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)
     if args.out is not None:
@@ -299,7 +342,7 @@ def predict(
     else:
         console.print(answers_table(printed[:PRINTED], console.width))
         if len(jobs) > PRINTED:
-            _say(f"... and {len(jobs) - PRINTED:,} more pictures; write them all with --out predictions.csv")
+            say(f"... and {len(jobs) - PRINTED:,} more pictures; write them all with --out predictions.csv")
     return work.summary
 
 
@@ -324,14 +367,14 @@ def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions
                 except (OSError, PictureError):  # told with the predictions
                     continue
                 except NotFiniteError as error:
-                    _say(f"{job.picture.name} is not explained: {error}")
+                    say(f"{job.picture.name} is not explained: {error}")
                     not_finite += 1
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 explanation.save(path)
                 written += 1
             progress(done, len(jobs))
-    _say(f"{out}: {written} explanations written")
+    say(f"{out}: {written} explanations written")
     return not_finite
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.inference import model as models
+from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.models.family import build_model
@@ -106,3 +111,28 @@ def model(bundle: Bundle) -> Model:
 def pictures() -> SimpleNamespace:
     """`pixels` uint8 [12, 40, 50, 3], different pictures."""
     return SimpleNamespace(pixels=np.random.default_rng(1).integers(0, 256, (12, 40, 50, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="session")
+def trained(bundle, tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("trained") / "bundle"
+    write_bundle(bundle, path)
+    return str(path)
+
+
+@pytest.fixture
+def shared(model, monkeypatch, tmp_path, pictures) -> Path:
+    """A folder with `photos` of eight pictures and one that is none; models share what is compiled."""
+
+    def one(bundle, buckets):
+        same = copy.copy(model)
+        same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
+        return same
+
+    monkeypatch.setattr(models, "Model", one)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number, pixels in enumerate(pictures.pixels[:8]):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "photos" / "broken.jpg").write_text("no picture")
+    return tmp_path

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.forward import LARGEST_BATCH, Forward, forward_pass
+from linnaeus_jax.inference.forward import FUSED, LARGEST_BATCH, TRUNK, Forward, forward_pass
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.reading.metadata import Observation
+from tests.inference.late import late_bundle
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +84,25 @@ def test_batches_of_large_images_are_smaller(bundle):
     large = bundle.model.clone(img_size=(4096, 4096))
     assert Forward(large, {}, bundle.preprocessing, (1, 8, 64)).buckets[-1] * 4096**2 <= LARGEST_BATCH
     assert Forward(bundle.model, {}, bundle.preprocessing, (1, 8, 64)).buckets[-1] == 64
+
+
+def test_vectors_are_those_of_the_trunk_and_those_that_the_heads_get(bundle, batch, model):
+    """Of a model in which metadata are tokens the trunk has nothing known in their place."""
+    with_late = late_bundle(bundle)
+    late, variables = with_late.model, with_late.variables
+    image, meta, valid = (array[1:3] for array in batch)
+    pixels = normalize(image, bundle.preprocessing.mean, bundle.preprocessing.std)
+    forward = Forward(late, variables, bundle.preprocessing, (2,)).giving(TRUNK, FUSED, logits=True)
+    found = forward(image, meta, valid)
+    trunk = late.apply(variables, pixels, method="encode_image")
+    fused = late.apply(variables, pixels, meta, meta_valid_BK=valid, method="embed")
+    logits: Any = late.apply(variables, pixels, meta, meta_valid_BK=valid)
+    expected: dict[str, Any] = {TRUNK: trunk, FUSED: fused, **logits}
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
+    assert np.abs(found[TRUNK] - found[FUSED]).max() > 1e-3
+    assert (forward.width(TRUNK), forward.width("taxa_L20")) == (5, 3)
+    tokens = model.giving(TRUNK)(image, meta, valid)[TRUNK]
+    nothing = model.giving(FUSED)(image, np.zeros_like(meta), np.zeros_like(valid))[FUSED]
+    np.testing.assert_allclose(tokens, nothing, atol=1e-6)

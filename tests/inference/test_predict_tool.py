@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import dataclasses
 import json
@@ -18,38 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from linnaeus_jax.inference import model as models
-from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import predicting
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.tools import predict
 from tests.campaign.pictures_made import jpeg_of_scans
-
-
-@pytest.fixture(scope="module")
-def trained(bundle, tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("trained") / "bundle"
-    write_bundle(bundle, path)
-    return str(path)
-
-
-@pytest.fixture
-def shared(model, monkeypatch, tmp_path, pictures) -> Path:
-    """A folder with `photos` of eight pictures and one that is none; models share what is compiled."""
-
-    def one(bundle, buckets):
-        same = copy.copy(model)
-        same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
-        return same
-
-    monkeypatch.setattr(models, "Model", one)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number, pixels in enumerate(pictures.pixels[:8]):
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
-    (tmp_path / "photos" / "broken.jpg").write_text("no picture")
-    return tmp_path
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> SimpleNamespace:
@@ -177,7 +149,7 @@ def test_a_picture_that_changed_meanwhile_is_predicted_again(shared, trained, ca
     picture.write_bytes((shared / "photos" / "0.png").read_bytes())
     result = run(capsys, *arguments)
     assert (result.status, result.err.count("\n")) == (2, 1)
-    assert "p.jsonl is complete, but some of its pictures have changed since; predict again with --force" in result.err
+    assert "p.jsonl is complete, but some of its pictures have changed since; begin anew with --force" in result.err
     picture.write_bytes(old)
     os.utime(picture, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert "is complete: nothing is left to do" in run(capsys, *arguments).out
@@ -195,7 +167,7 @@ def test_a_picture_that_changed_meanwhile_is_predicted_again(shared, trained, ca
     picture.write_bytes((shared / "photos" / "0.png").read_bytes())
     result = run(capsys, *arguments)
     assert result.status == 0
-    assert "photos/3.png has changed since it was predicted: it and what follows are predicted again" in result.out
+    assert "photos/3.png has changed since it was read: it and what follows are done again" in result.out
     assert "going on after 2 of 9 pictures" in result.out
     differing = []
     for row, before in zip(Path("p.jsonl").read_text().splitlines(), whole, strict=True):

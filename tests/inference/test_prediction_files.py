@@ -19,19 +19,9 @@ from linnaeus_jax.inference.answers import Answered, Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
-from linnaeus_jax.inference.files.prediction_files import (
-    FORMATS,
-    UNFINISHED,
-    UNREADABLE,
-    Summary,
-    check_format,
-    finished,
-    model_digest,
-    remove,
-    sidecar_path,
-    unfinished,
-)
+from linnaeus_jax.inference.files.prediction_files import FORMATS, check_format, model_digest, unfinished
 from linnaeus_jax.inference.files.prediction_lines import JsonLines, lines_for
+from linnaeus_jax.inference.files.unfinished import UNFINISHED, UNREADABLE, Summary, finished, remove, sidecar_path
 from tests.inference.conftest import small_taxonomy
 
 RANKS = ("family", "genus", "species")

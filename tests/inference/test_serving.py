@@ -10,10 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
+from linnaeus_jax.inference.forward import FUSED, TRUNK
+from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.server.information import ModelInformation
 from linnaeus_jax.inference.server.requests import Limits
-from linnaeus_jax.inference.server.schemas import PredictResponse
+from linnaeus_jax.inference.server.schemas import EmbedResponse, PredictResponse
 from tests.campaign.pictures_made import jpeg_of_scans, tiff, tile_of
+from tests.inference.late import late_bundle
 from tests.inference.serving_helpers import bomb, encoded, serving
 
 LIMITS = Limits(body_bytes=200_000, pictures=8)
@@ -63,7 +66,7 @@ def test_form(client, model, pictures, files):
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert PredictResponse.model_validate(body).model == "small"
-    known = {"latitude": 48.2, "longitude": 16.4, "date": "2024-05-17T10:20+02:00", "elevation": 171}
+    known: dict[str, Any] = {"latitude": 48.2, "longitude": 16.4, "date": "2024-05-17T10:20+02:00", "elevation": 171}
     with_metadata = model.predict(pictures.pixels[:3], **known, top_k=2)
     alone = model.predict(pictures.pixels[:3], top_k=2)
     assert [picture["image"] for picture in body["predictions"]] == ["0.png", "1.png", "2.png"]
@@ -153,6 +156,45 @@ def test_other_methods(client):
     assert client.get("/predict").status_code == 405
 
 
+def test_vectors(client, model, pictures, files):
+    expected = model.embed(list(pictures.pixels[:3]))
+    given, names = form(*files[:3]), [f"{number}.png" for number in range(3)]
+    answer = client.post("/embed", files=given, data={"latitude": "52.5", "longitude": "13.4"})
+    assert answer.status_code == 200, answer.text
+    found = EmbedResponse.model_validate(answer.json())
+    assert (found.model, found.layer, [one.image for one in found.vectors]) == ("small", TRUNK, names)
+    np.testing.assert_allclose([one.vector for one in found.vectors], expected, atol=1e-5)
+    images = [base64.b64encode(content).decode() for content in files[:3]]
+    metadata = [{"latitude": 52.5, "longitude": 13.4}, {}, {"date": "2024-05-17"}]
+    body = {"images": images, "metadata": metadata, "with_metadata": True, "normalize": True}
+    found = EmbedResponse.model_validate(client.post("/embed", json=body).json())
+    assert found.layer == FUSED
+    columns = {"latitude": [52.5, None, None], "longitude": [13.4, None, None], "date": [None, None, "2024-05-17"]}
+    fused = model.embed(list(pictures.pixels[:3]), with_metadata=True, normalize=True, **columns)
+    np.testing.assert_allclose([one.vector for one in found.vectors], fused, atol=1e-6)
+    assert np.abs(fused[0] - unit(expected)[0]).max() > 1e-3
+
+
+def test_vectors_that_cannot_be_had(client, files):
+    refused = client.post("/embed", files=form(files[0]), data={"top_k": "2"})
+    assert (refused.status_code, refused.json()["detail"]) == (422, "top_k: Extra inputs are not permitted")
+    assert client.post("/embed", files=form(*files[:1] * 9)).status_code == 413
+    assert client.get("/embed").status_code == 405
+    assert 'path="/embed",status="413"' in client.get("/metrics").text
+
+
+def test_vectors_of_a_trunk_that_metadata_join_late(bundle, pictures, files):
+    model = Model(late_bundle(bundle), buckets=(2,))
+    with serving(model) as url, httpx.Client(base_url=url, timeout=60) as client:
+        assert client.post("/predict", files=form(files[0]), data={"date": "2024-05-17"}).status_code == 200
+        for value in ("true", "false"):
+            fields = {"latitude": "52.5", "longitude": "13.4", "with_metadata": value}
+            answer = client.post("/embed", files=form(files[0]), data=fields).json()
+            known: dict[str, Any] = {"latitude": 52.5, "longitude": 13.4, "with_metadata": value == "true"}
+            expected = model.embed(pictures.pixels[0], **known)
+            np.testing.assert_allclose([answer["vectors"][0]["vector"]], expected, atol=1e-5)
+
+
 def test_what_it_says_of_itself(client, model):
     info = ModelInformation.model_validate(client.get("/info").json())
     assert info.predicted_rank_levels == ["taxa_L30", "taxa_L20", "taxa_L10"]
@@ -177,9 +219,10 @@ def test_what_it_says_of_itself(client, model):
 
 def test_openapi_describes_both_bodies(client):
     description = client.get("/openapi.json").json()
-    operation = description["paths"]["/predict"]["post"]
-    assert set(operation["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
-    assert {"200", "400", "408", "413", "415", "422", "503", "504"} <= set(operation["responses"])
+    for path in ("/predict", "/embed"):
+        operation = description["paths"][path]["post"]
+        assert set(operation["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
+        assert {"200", "400", "408", "413", "415", "422", "503", "504"} <= set(operation["responses"])
     known = {f"#/components/schemas/{name}" for name in description["components"]["schemas"]}
     text = json.dumps(description)
     assert {part.split('"')[0] for part in text.split('"$ref": "')[1:]} <= known

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import json_text, write_atomically
-from linnaeus_jax.inference.answers import AnswerOptions, Answers
+from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.mistakes import thumbnail
@@ -57,7 +60,7 @@ class LeastCertain:
             return True
         return heapq.heappushpop(self._kept, entry) is not entry
 
-    def offer(self, part: Part, first: int) -> str:
+    def offer(self, part: Part[Answered], first: int) -> str:
         """Takes a part whose first picture has the number `first`; returns lines for `restore`."""
         answered = part.answered
         if answered is None:
@@ -111,20 +114,25 @@ def write_gallery(
 
 
 def _cards(shown: list[tuple[Path, Row]], progress: Callable[[int, int], None] | None) -> Iterator[str]:
-    pictures = in_order(lambda entry: _picture(entry[0]), shown)
+    pictures = in_order(lambda entry: picture_element(lambda: pixels_of(entry[0].read_bytes())), shown)
     for done, (picture, (_, row)) in enumerate(zip(pictures, shown), 1):
         yield _card(row, picture)
         if progress:
             progress(done, len(shown))
 
 
-def _picture(path: Path) -> str:
-    """The picture as an element, or why there is none."""
+def picture_element(read: Callable[[], NDArray[np.uint8]]) -> str:
+    """The picture whose pixels [h, w, 3] are read as an element of HTML, or why there is none."""
     try:
-        data = thumbnail(read_image(path.read_bytes(), (2 * SIDE, 2 * SIDE)), SIDE)
+        data = thumbnail(read(), SIDE)
     except (OSError, ValueError) as error:  # moved or changed since it was predicted
         return note(f"no picture: {printable(str(error))}")
     return f'<img loading="lazy" decoding="async" alt="" src="data:image/jpeg;base64,{data}">'
+
+
+def pixels_of(data: bytes) -> NDArray[np.uint8]:
+    """The pixels [h, w, 3] of a file, enough of them for a page."""
+    return read_image(data, (2 * SIDE, 2 * SIDE))
 
 
 def _card(row: Row, picture: str) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
-from linnaeus_jax.inference.forward import usual_buckets
+from linnaeus_jax.inference.forward import Forward, usual_buckets
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, finite_rows, some
 from linnaeus_jax.inference.pictures import read_picture
@@ -24,24 +25,32 @@ from linnaeus_jax.reading.paths import read_file
 #: where metadata come from
 TABLE, EXIF = "table", "exif"
 _NOTHING = Observation()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A picture and what is known of it; without an observation its EXIF data are looked at, where that is wanted."""
+    """A picture and what is known of it; without an observation its EXIF data are looked at, where that is wanted.
+
+    Attributes:
+      stored: reads the pixels uint8 [H, W, 3], where the picture is a row of a data set.
+      taxa: names of its taxa, where they are known.
+    """
 
     picture: PictureFile
     observation: Observation | None = None
+    stored: Callable[[], Pixels] | None = None
+    taxa: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Part(Generic[T]):
     """What came of some pictures that follow each other.
 
     Attributes:
       pictures: names of all of them.
       reasons: of all of them, why they have no answer: they cannot be read, or `NOT_FINITE`; "" where they have one.
-      answered: of those that have one; None where there are none.
+      answered: of those that have one; None where there are none. Of predictions it is `Answered`.
       inputs, notes: of these, see `Prediction`.
       metadata_from: of these, "table", "exif", or "" where nothing was known.
       stamps: of all pictures, `stamp_of` from before they were read.
@@ -49,7 +58,7 @@ class Part:
 
     pictures: Sequence[str]
     reasons: Sequence[str]
-    answered: Answered | None = None
+    answered: T | None = None
     inputs: Sequence[tuple[str, ...]] = ()
     notes: Sequence[tuple[str, ...]] = ()
     metadata_from: Sequence[str] = ()
@@ -65,13 +74,13 @@ class Part:
         """Of the pictures that have an answer."""
         return [name for name, reason in zip(self.pictures, self.reasons) if not reason]
 
-    def predictions(self, answers: Answers, options: AnswerOptions) -> list[Prediction]:
+    def predictions(self: Part[Answered], answers: Answers, options: AnswerOptions) -> list[Prediction]:
         """Of the pictures that have an answer."""
         if self.answered is None:
             return []
         return answers.predictions(self.answered, options, self.inputs, self.notes)
 
-    def rows(self, answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
+    def rows(self: Part[Answered], answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
         """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `no_answer`."""
         predictions = zip(self.predictions(answers, options), self.metadata_from)
         for name, reason in zip(self.pictures, self.reasons):
@@ -106,10 +115,27 @@ def batch_for(pictures: int, size: tuple[int, int], batch: int = 0) -> int:
 
 def predict_files(
     model: Model, jobs: Sequence[Job], options: AnswerOptions, *, exif: bool = False, threads: int = 0
-) -> Generator[Part, None, None]:
-    """Answers for all pictures, in order, about a batch at a time; no picture ends it.
+) -> Generator[Part[Answered], None, None]:
+    """Answers for all pictures, see `over_files`."""
+    return over_files(
+        model, model.forward, jobs, lambda logits: model.answers.answered(logits, options), exif=exif, threads=threads
+    )
+
+
+def over_files(
+    model: Model,
+    forward: Forward,
+    jobs: Sequence[Job],
+    answer: Callable[[Logits], T],
+    *,
+    exif: bool = False,
+    threads: int = 0,
+) -> Generator[Part[T], None, None]:
+    """What is made of all pictures, in order, about a batch at a time; no picture ends it.
 
     Args:
+      forward: of the model.
+      answer: what is made of finite outputs of `forward`.
       exif: use the EXIF data of pictures without an observation.
       threads: that read and decode; 0: one per core.
     """
@@ -124,7 +150,7 @@ def predict_files(
         encoded = model.bundle.encoder.encode([each.observation for each in said])
         return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
 
-    def answer(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part:
+    def finish(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part[T]:
         names, reasons = [each.job.picture.name for each in said], [each.reason for each in said]
         stamps = [each.stamp for each in said]
         finite = finite_rows(logits[0]) if logits else np.zeros(0, bool)
@@ -136,19 +162,21 @@ def predict_files(
         inputs = model.inputs(known)
         seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
-        answered = model.answers.answered(some(logits[0], finite), options)
+        answered = answer(some(logits[0], finite))
         return Part(names, reasons, answered, inputs, known.notes, sources, stamps)
 
-    return run_rows(model.forward, jobs, read, encode, answer, threads=threads)
+    return run_rows(forward, jobs, read, encode, finish, threads=threads)
 
 
 def _read(model: Model, job: Job, exif: bool) -> tuple[_Read, Pixels | None]:
     if job.picture.fault:
         return _Read(job, reason=job.picture.fault), None
     try:
+        if job.stored is not None:
+            return _Read(job, job.observation or _NOTHING), job.stored()
         data = read_file(os.fspath(job.picture.path))
         pixels = read_picture(data, model.bundle.preprocessing)
-    except (OSError, ValueError) as error:  # PictureError is a ValueError
+    except (OSError, ValueError, UserError) as error:  # PictureError is a ValueError
         return _Read(job, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__), None
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
         return _Read(job, reason=f"{type(error).__name__}: {error}"), None

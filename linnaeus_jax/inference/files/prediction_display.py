@@ -12,7 +12,7 @@ from rich.table import Table
 
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.files.prediction_files import UNREADABLE, Summary, sidecar_path
+from linnaeus_jax.inference.files.unfinished import UNREADABLE, Summary, sidecar_path
 from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table

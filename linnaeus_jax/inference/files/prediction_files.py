@@ -1,14 +1,8 @@
-"""Predictions of many pictures as a file: written as they come, gone on with after an interruption, whole at the end.
+"""Predictions of many pictures as a file, see `unfinished`. While the work lasts, there are
 
-While the work lasts, `OUT.unfinished/` holds
-
-about.json       what the predictions are made with
 rows             their lines, in order
 unreadable.csv   pictures without an answer: they could not be read, or the model's outputs are not finite
 gallery.jsonl    what the page of pictures needs
-progress.jsonl   after every batch, how long these files are, the SHA-256 of what they hold and what was counted: what
-                 is longer, or was lost by a power failure, is written again; size and time of the files of its
-                 pictures: from the first one that has changed on, all are predicted again
 
 At the end OUT is made of the lines, with `OUT.unreadable.csv` where pictures have no answer and `OUT.about.json`.
 """
@@ -17,12 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,79 +21,17 @@ import numpy as np
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.files import (
-    RunDirectory,
-    journal_entries,
-    json_text,
-    locked,
-    locked_elsewhere,
-    make_directory,
-    replaced_file,
-    sha256_of,
-    write_json,
-)
+from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of
+from linnaeus_jax.inference.answers import Answered
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
-from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
+from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
-from linnaeus_jax.system import naming
+from linnaeus_jax.inference.files.unfinished import UNREADABLE, UNREADABLE_HEADER, Unfinished, opened
 
 FORMATS = (".csv", ".jsonl", ".parquet")
-#: what belongs to a file of predictions, see `sidecar_path`
-UNFINISHED, ABOUT, UNREADABLE = "unfinished", "about.json", "unreadable.csv"
-_PROGRESS = "progress.jsonl"
-_FILES = ("rows", UNREADABLE, "gallery.jsonl")
-
-
-@dataclass
-class Summary:
-    """Counts over all pictures.
-
-    Attributes:
-      pictures, unreadable: all, and those that could not be read.
-      not_finite: for which the outputs of the model are not finite.
-      answers: rank -> pictures that were answered there, "" for unknown.
-      metadata_from: "table", "exif" or "" -> pictures.
-      inputs: name of a metadata component -> pictures that it was known of.
-      notes: pictures with notes.
-    """
-
-    pictures: int = 0
-    unreadable: int = 0
-    answers: Counter[str] = field(default_factory=Counter)
-    metadata_from: Counter[str] = field(default_factory=Counter)
-    inputs: Counter[str] = field(default_factory=Counter)
-    notes: int = 0
-    not_finite: int = 0
-
-    @property
-    def answered(self) -> int:
-        """Pictures with an answer, which may be that it is unknown."""
-        return self.pictures - self.unreadable - self.not_finite
-
-    @classmethod
-    def read(cls, saved: Mapping[str, Any]) -> Summary:
-        """From its fields as JSON has them."""
-        fields: Any = {name: Counter(value) if isinstance(value, dict) else value for name, value in saved.items()}
-        return cls(**fields)
-
-    def add(self, part: Part, ranks: Sequence[str]) -> None:
-        """Counts a part.
-
-        Args:
-          ranks: of the model, the finest first.
-        """
-        self.pictures += len(part.pictures)
-        self.not_finite += part.not_finite
-        self.unreadable += sum(map(bool, part.reasons)) - part.not_finite
-        if part.answered is None:
-            return
-        answered = np.bincount(part.answered.answer + 1, minlength=len(ranks) + 1).tolist()
-        self.answers.update({name: count for name, count in zip(("", *ranks), answered) if count})
-        self.metadata_from.update(part.metadata_from)
-        self.inputs.update(itertools.chain.from_iterable(part.inputs))
-        self.notes += sum(map(bool, part.notes))
+_ROWS, _GALLERY = "rows", "gallery.jsonl"
 
 
 def model_digest(bundle: Bundle) -> str:
@@ -117,89 +46,16 @@ def model_digest(bundle: Bundle) -> str:
     return hashlib.sha256(json.dumps([parts, facts], sort_keys=True).encode()).hexdigest()
 
 
-def check_format(out: Path) -> str:
-    """The suffix of a file of predictions. Raises UserError for one that is not written."""
+def check_format(out: Path, formats: Sequence[str] = FORMATS, what: str = "predictions") -> str:
+    """The suffix of a file of predictions, or of something else. Raises UserError for one that is not written."""
     suffix = out.suffix.lower()
-    if suffix not in FORMATS:
-        raise UserError(f"{out} must end in one of {', '.join(FORMATS)}, the forms that predictions are written in")
+    if suffix not in formats:
+        raise UserError(f"{out} must end in one of {', '.join(formats)}, the forms that {what} are written in")
     return suffix
 
 
-def sidecar_path(out: Path, what: str) -> Path:
-    """A file that belongs to `out`: ("predictions.csv", "about.json") -> predictions.csv.about.json."""
-    return out.with_name(f"{out.name}.{what}")
-
-
-def remove(out: Path, *, finished: bool) -> None:
-    """Takes away what is unfinished, and with `finished` also `out` and what belongs to it.
-
-    Raises:
-      UserError: with `finished`, where another process is writing it.
-    """
-    if finished and locked_elsewhere(sidecar_path(out, UNFINISHED) / _PROGRESS):
-        raise UserError(f"another process is writing {out}; wait for it or choose another --out")
-    shutil.rmtree(sidecar_path(out, UNFINISHED), ignore_errors=True)
-    for path in (out, sidecar_path(out, ABOUT), sidecar_path(out, UNREADABLE)) if finished else ():
-        path.unlink(missing_ok=True)
-
-
-# ---- the command again
-
-
-def finished(out: Path, about: Mapping[str, Any], pictures: Sequence[PictureFile] = ()) -> Summary | None:
-    """What was counted where `out` is finished and was made with the same; None where there is nothing yet.
-
-    Raises:
-      UserError: `out` is something else, or one of its pictures has changed since.
-    """
-    if not out.exists():
-        return None
-    known = _read(sidecar_path(out, ABOUT))
-    if known is None:
-        raise UserError(f"{out} exists already; choose another --out, or replace it with --force")
-    _check_same(out, known["made_with"], about)
-    if pictures and known.get("stamps", stamps := _stamps(map(stamp_of, pictures))) != stamps:
-        raise UserError(f"{out} is complete, but some of its pictures have changed since; predict again with --force")
-    return Summary.read(known["counts"])
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, or begin anew with --force") from None
-    return known if isinstance(known, dict) else None
-
-
-def _check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Raises UserError that names what differs."""
-    about = json.loads(json.dumps(about))
-    differing = [key for key in dict.fromkeys([*known, *about]) if known.get(key) != about.get(key)]
-    if differing:
-        said = "; ".join(f"{key} was {_short(known.get(key))}, now {_short(about.get(key))}" for key in differing)
-        raise UserError(
-            f"{out} was begun with other inputs: {said}; rerun the command to resume, choose another --out, or "
-            "replace it with --force"
-        )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ---- while the work lasts
-
-
-class Unfinished:
-    """Predictions that are not yet a file.
-
-    Attributes:
-      summary: of what is done.
-      changed: name of the first picture that was done and has changed since, so that it is to be done again; "": none.
-    """
+class Predictions(Unfinished):
+    """Predictions that are not yet a file."""
 
     def __init__(
         self,
@@ -209,91 +65,37 @@ class Unfinished:
         log: IO[bytes],
         pictures: Sequence[PictureFile] = (),
     ) -> None:
-        self._folder, self._lines, self._files, self._log = folder, lines, files, log
-        self._digests = {name: hashlib.sha256() for name in files}
-        self.summary, lengths = Summary(), dict.fromkeys(files, 0)
-        self.changed, self._stamps = "", list[str]()
-        whole = 0
-        for end, entry in journal_entries(log):
-            if any(entry["lengths"][name] > _length(file) for name, file in files.items()):
-                break
-            here, stamps = pictures[self.summary.pictures :], entry.get("stamps", [])
-            self.changed = next((each.name for each, was in zip(here, stamps) if stamp_of(each) != was), "")
-            if self.changed:
-                break
-            digests = {name: digest.copy() for name, digest in self._digests.items()}
-            for each, part in files.items():
-                part.seek(lengths[each])
-                digests[each].update(part.read(entry["lengths"][each] - lengths[each]))
-            if entry.get("sha256", found := _hexadecimal(digests)) != found:  # earlier versions kept none
-                break
-            self._digests, self._stamps = digests, self._stamps + stamps
-            whole, lengths, self.summary = end, entry["lengths"], Summary.read(entry["summary"])
-        for name, file in (*files.items(), (None, log)):
-            file.truncate(lengths[name] if name is not None else whole)
-        if not whole:
-            self._append("rows", lines.header.encode())
-            self._append(UNREADABLE, b"file,reason\n")
+        headers = {_ROWS: lines.header.encode(), UNREADABLE: UNREADABLE_HEADER}
+        super().__init__(folder, files, headers, log, pictures)
+        self._lines = lines
 
-    def _append(self, name: str, content: bytes) -> None:
-        self._files[name].write(content)
-        self._digests[name].update(content)
-
-    def add(self, part: Part, gallery: str = "") -> None:
+    def add(self, part: Part[Answered], gallery: str = "") -> None:  # type: ignore[override]  # what it holds is known
         """Appends a part.
 
         Args:
           gallery: lines for the page of pictures.
         """
-        self.summary.add(part, [self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks])
+        if part.answered is not None:
+            ranks = ["", *(self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks)]
+            counts = np.bincount(part.answered.answer + 1, minlength=len(ranks)).tolist()
+            self.summary.answers.update({name: count for name, count in zip(ranks, counts) if count})
         texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
-        for (name, file), text in zip(self._files.items(), texts, strict=True):
-            if text:
-                self._append(name, text.encode())
-            file.flush()
-        lengths = {name: _length(file) for name, file in self._files.items()}
-        self._stamps += part.stamps
-        entry = {"lengths": lengths, "sha256": _hexadecimal(self._digests), "stamps": list(part.stamps)}
-        entry["summary"] = vars(self.summary)
-        self._log.write(json_text(entry).encode() + b"\n")
-        self._log.flush()
+        super().add(part, {name: text.encode() for name, text in zip(self._files, texts, strict=True)})
 
     def gallery(self) -> Iterator[dict[str, Any]]:
         """What was kept for the page of pictures."""
-        with (self._folder / "gallery.jsonl").open("rb") as file:
+        with (self.folder / _GALLERY).open("rb") as file:
             yield from map(json.loads, file)
 
     def finish(self, out: Path, about: Mapping[str, Any]) -> None:
         """Makes `out` and what belongs to it; `remove` takes the rest away."""
-        counts = vars(self.summary)
         with replaced_file(out) as temporary:
             if check_format(out) == ".parquet":
                 assert isinstance(self._lines, CsvLines)
-                write_parquet(self._folder / "rows", temporary, self._lines.schema)
+                write_parquet(self.folder / _ROWS, temporary, self._lines.schema)
             else:
-                shutil.copyfile(self._folder / "rows", temporary)
-            if self.summary.answered < self.summary.pictures:
-                with replaced_file(sidecar_path(out, UNREADABLE)) as listed:
-                    shutil.copyfile(self._folder / UNREADABLE, listed)
-            else:
-                sidecar_path(out, UNREADABLE).unlink(missing_ok=True)
-            about = {"made_with": dict(about), "counts": counts, "stamps": _stamps(self._stamps)}
-            write_json(sidecar_path(out, ABOUT), about)
-
-
-def _stamps(stamps: Iterable[str]) -> str:
-    """Of all pictures, in one text."""
-    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
-
-
-def _hexadecimal(digests: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of each file, by its name."""
-    return {name: digest.hexdigest() for name, digest in digests.items()}
-
-
-def _length(file: IO[bytes]) -> int:
-    """Bytes of a file that is open for appending."""
-    return file.seek(0, 2)
+                shutil.copyfile(self.folder / _ROWS, temporary)
+            super().finish(out, about)
 
 
 @contextlib.contextmanager
@@ -303,33 +105,19 @@ def unfinished(
     about: Mapping[str, Any],
     lines: CsvLines | JsonLines,
     pictures: Sequence[PictureFile] = (),
-) -> Iterator[Unfinished]:
+) -> Iterator[Predictions]:
     """Opens what is unfinished, or begins it.
 
     Args:
-      folder: where it lies.
-      out: what it is for, in messages.
-      about: what the predictions are made with, as JSON types.
+      folder, out, about: see `opened`.
       lines: their form.
       pictures: all that are predicted; those that were done and have changed since are to be done again.
 
     Raises:
       UserError: it was begun with something else, or another process is writing.
     """
-    make_directory(folder)
-    with naming(folder), contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / _PROGRESS).open("ab+"))
-        if locked(log) is False:
-            raise UserError(f"another process is writing {out}; wait for it or choose another --out")
-        known = _read(folder / ABOUT)
-        if known is None:
-            log.truncate(0)
-            write_json(folder / ABOUT, {"made_with": dict(about)})
-        else:
-            _check_same(out, known["made_with"], about)
-        log.seek(0)
-        files = {name: stack.enter_context((folder / name).open("ab+")) for name in _FILES}
-        yield Unfinished(folder, lines, files, log, pictures)
+    with opened(folder, out, about, (_ROWS, UNREADABLE, _GALLERY)) as (files, log):
+        yield Predictions(folder, lines, files, log, pictures)
 
 
 def write_parquet(source: Path, out: Path, schema: Mapping[str, type[pl.DataType]]) -> None:

@@ -74,7 +74,7 @@ class CsvLines(_Lines):
             for task in self.tasks
         ]
 
-    def lines(self, part: Part) -> list[str]:
+    def lines(self, part: Part[Answered]) -> list[str]:
         """One line for each picture that has an answer."""
         lines: list[str] = []
         names = part.names
@@ -106,7 +106,7 @@ class JsonLines(_Lines):
             for task, rank in zip(self.tasks, self.ranks)
         ]
 
-    def lines(self, part: Part) -> list[str]:
+    def lines(self, part: Part[Answered]) -> list[str]:
         """One line for each picture that has an answer."""
         if part.answered is None:
             return []
@@ -153,6 +153,6 @@ def lines_for(suffix: str, taxonomy: Taxonomy, options: AnswerOptions) -> CsvLin
     return JsonLines(taxonomy, options) if suffix == ".jsonl" else CsvLines(taxonomy, options)
 
 
-def unreadable_lines(part: Part) -> Sequence[str]:
+def unreadable_lines(part: Part[Any]) -> Sequence[str]:
     """CSV of the pictures without an answer: file and reason."""
     return [csv_line((name, reason)) for name, reason in zip(part.pictures, part.reasons) if reason]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_sources import other_resizing
-from linnaeus_jax.data.images import EncodedImages, ImageSource
+from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
 from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
 from linnaeus_jax.data.metadata import ComponentSettings
@@ -27,7 +27,7 @@ from linnaeus_jax.inference.pictures import PictureError, read_picture
 from linnaeus_jax.inference.quality.calibration import judge
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.metrics.judged import Judged, joined
-from linnaeus_jax.reading.labelled_pictures import open_pictures
+from linnaeus_jax.reading.labelled_pictures import open_pictures, stored_picture
 from linnaeus_jax.reading.metadata import Component, Encoded
 from linnaeus_jax.reporting.mistakes import thumbnail
 
@@ -125,14 +125,9 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
         )
     absent = [ranks[task] for task in bundle.tasks if task not in tasks]
     notes = [f"{rank} is not labelled in the file" for rank in absent]
-    settings = []
-    for component in bundle.encoder.components:
-        source = _source_of(component, offered)
-        if source is None:
-            notes.append(f"{component.name} is in no dataset of the file: it is unknown for every row")
-        else:
-            columns = component.columns if all(component.columns) else ()
-            settings.append(ComponentSettings(component.name, source, columns, len(component.columns)))
+    settings = _components(bundle, offered)
+    for name in [each.name for each in bundle.encoder.components if each.name not in {one.name for one in settings}]:
+        notes.append(f"{name} is in no dataset of the file: it is unknown for every row")
     (table,), classes = read_label_tables([str(labels)], tasks, settings, null_possible=True)
     keep = (table.taxon != 0).any(axis=1)
     if split:
@@ -163,6 +158,31 @@ def _nothing_known(bundle: Bundle, names: TaxonNames, tasks: Sequence[str], labe
         f"none of the {rows} rows of {labels.name} names a taxon that the model knows, at any rank: no answer can be "
         f"right, and there is no accuracy to measure{other}"
     )
+
+
+def read_metadata(bundle: Bundle, labels: Path) -> Encoded:
+    """Metadata of all rows of a labels file, as the model takes them; what the file does not have is unknown.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    try:
+        settings = _components(bundle, _offered(labels))
+        (table,), _ = read_label_tables([str(labels)], (), settings, null_possible=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(str(error.args[0] if isinstance(error, KeyError) else error)) from error
+    meta, valid = _metadata(bundle, table, np.arange(len(table)))
+    return Encoded(meta, valid, [()] * len(table))
+
+
+def _components(bundle: Bundle, offered: dict[str, tuple[str, ...]]) -> list[ComponentSettings]:
+    """Those components of the model that a file has."""
+    found = [(component, _source_of(component, offered)) for component in bundle.encoder.components]
+    return [
+        ComponentSettings(one.name, source, one.columns if all(one.columns) else (), len(one.columns))
+        for one, source in found
+        if source is not None
+    ]
 
 
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
@@ -224,7 +244,7 @@ class Pictures:
     def read(self, row: int) -> NDArray[np.uint8]:
         """uint8 [H, W, 3]; raises UserError for a picture that cannot be read."""
         try:
-            stored = self._stored(row)
+            stored = stored_picture(self.source, row)
             if not isinstance(stored, bytes) and stored.shape == (*self.bundle.preprocessing.size, 3):  # as in training
                 return stored
             return read_picture(stored, self.bundle.preprocessing)
@@ -235,16 +255,8 @@ class Pictures:
 
     def thumbnails(self, rows: NDArray[np.int64]) -> list[str]:
         """Base64 of small JPEGs of pictures that can be read."""
-        stored = (self._stored(row) for row in rows.tolist())
+        stored = (stored_picture(self.source, row) for row in rows.tolist())
         return [thumbnail(read_image(one) if isinstance(one, bytes) else one) for one in stored]
-
-    def _stored(self, row: int) -> bytes | NDArray[np.uint8]:
-        """The encoded picture, or its pixels [h, w, 3] where these are what is stored."""
-        if isinstance(self.source, EncodedImages):
-            return bytes(self.source.encoded(row))
-        pixels = np.empty((1, *self.source.image_shape), np.uint8)
-        self.source.read(np.array([row]), pixels)
-        return pixels[0]
 
 
 def evaluate_labelled(

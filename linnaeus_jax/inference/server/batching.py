@@ -15,12 +15,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.forward import Pending
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits
@@ -39,8 +38,8 @@ class BatcherClosed(RuntimeError):
 
 
 T = TypeVar("T")
-#: logits, options, inputs and notes of some pictures -> what is said of each, see `Answers.__call__`
-Answering = Callable[[Logits, AnswerOptions, Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]], list[T]]
+#: outputs of the model, options, inputs and notes of some pictures -> what is said of each, see `Answers.__call__`
+Answering = Callable[[Logits, Any, Sequence[tuple[str, ...]], Sequence[tuple[str, ...]]], list[T]]
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class Job(Generic[T]):
 
     pixels: NDArray[np.uint8]
     encoded: Encoded
-    options: AnswerOptions
+    options: Any
     future: Future[list[T | None]] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
 
@@ -144,7 +143,7 @@ class Batcher(Generic[T]):
                 self._expected -= 1
                 self._changed.notify_all()
 
-    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions) -> Future[list[T | None]]:
+    def submit(self, pixels: NDArray[np.uint8], encoded: Encoded, options: Any) -> Future[list[T | None]]:
         """What is said of some pictures, in their order; None of one whose logits are not finite.
 
         A future that is cancelled before is not computed.
@@ -152,7 +151,7 @@ class Batcher(Generic[T]):
         Args:
           pixels: uint8 [N, H, W, 3], at least one row.
           encoded: their metadata.
-          options: where it is the same object for several callers, they are answered together.
+          options: of what is made of them; where it is the same object for several callers, they are answered together.
 
         Raises:
           BatcherClosed: after `close`.

@@ -16,8 +16,8 @@ from linnaeus_jax.inference.server.access import Access
 from linnaeus_jax.inference.server.batching import Batcher
 from linnaeus_jax.inference.server.requests import RETRY_AFTER, Limits
 
-#: endpoint that the limits of time and queue are for
-PREDICT = "/predict"
+#: endpoints that take pictures, which the limits of the queue are for
+PREDICT, EMBED = "/predict", "/embed"
 #: a body that is too large is read and thrown away up to so many times the limit, since a client that is still sending
 #: when the connection closes never sees the answer
 DRAINED = 8
@@ -93,7 +93,7 @@ class Guard:
         if refusal := self._access.refusal(exchange.scope):
             await exchange.refuse(refusal.status, refusal.detail, refusal.headers)
             return
-        predicts = exchange.scope["path"] == PREDICT
+        predicts = exchange.scope["path"] in (PREDICT, EMBED)
         held = min(exchange.content_length or self._limits.body_bytes, self._limits.body_bytes) if predicts else 0
         full = self._active >= self._limits.queue or (self._active and self._held + held > self._limits.held_bytes)
         if predicts and full:

@@ -19,10 +19,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions
+from linnaeus_jax.inference.forward import TRUNK
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.server.schemas import (
     MAX_TAXA,
     TOLD_KEY,
+    EmbedForm,
+    EmbedRequest,
     ObservationIn,
     PictureIn,
     PredictForm,
@@ -96,6 +99,10 @@ def _read(value: str | UploadFile) -> str | File:
 KEPT_OPTIONS = 64
 #: seconds after which a client may try again
 RETRY_AFTER = 1
+#: types of the body of a request, as JSON and as a form
+PREDICT_BODY, EMBED_BODY = (PredictRequest, PredictForm), (EmbedRequest, EmbedForm)
+AnyRequest = PredictRequest | PredictForm | EmbedRequest | EmbedForm
+AnyBody = tuple[type[PredictRequest], type[PredictForm]] | tuple[type[EmbedRequest], type[EmbedForm]]
 _LISTS = ("restrict", "always_report")
 _JSON_FIELDS = ("metadata", "components")
 
@@ -140,13 +147,21 @@ class ParsedRequest:
       names: of the pictures, as the client calls them.
       data: functions that return the bytes of each, to be called where it is decoded.
       observations: one for each.
-      request: the rest.
+      request: the rest, of one of the types of its endpoint.
     """
 
     names: list[str]
     data: list[Callable[[], bytes]]
     observations: list[Observation]
-    request: PredictRequest | PredictForm
+    request: Any
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Which vectors are wanted: `layer` is `forward.TRUNK` or `FUSED`."""
+
+    layer: str
+    normalize: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +170,7 @@ class PreparedRequest:
 
     parsed: ParsedRequest
     encoded: Encoded
-    options: AnswerOptions
+    options: AnswerOptions | VectorOptions
     contents: list[bytes]
 
 
@@ -164,8 +179,11 @@ def http_error(status: int, detail: str) -> HTTPException:
     return HTTPException(status, detail, {"Retry-After": str(RETRY_AFTER)} if status in (503, 504) else None)
 
 
-def parse_request(content_type: str, body: bytes, limits: Limits) -> ParsedRequest:
+def parse_request(content_type: str, body: bytes, limits: Limits, types: AnyBody = PREDICT_BODY) -> ParsedRequest:
     """Reads the body of a request.
+
+    Args:
+      types: of the body, as JSON and as a form.
 
     Raises:
       HTTPException: 400, 413, 415 or 422, with the reason.
@@ -173,9 +191,9 @@ def parse_request(content_type: str, body: bytes, limits: Limits) -> ParsedReque
     kind = content_type.split(";")[0].strip().lower()
     try:
         if kind == "application/json":
-            return _from_json(body, limits)
+            return _from_json(body, limits, types[0])
         if kind == "multipart/form-data":
-            return _from_form(read_form(content_type, body), limits)
+            return _from_form(read_form(content_type, body), limits, types[1])
     except FormError as error:
         raise http_error(400, f"this is no multipart/form-data that can be read: {error}") from error
     except ValidationError as error:
@@ -185,9 +203,9 @@ def parse_request(content_type: str, body: bytes, limits: Limits) -> ParsedReque
     )
 
 
-def _from_json(body: bytes, limits: Limits) -> ParsedRequest:
+def _from_json(body: bytes, limits: Limits, kind: type[PredictRequest] | type[EmbedRequest]) -> ParsedRequest:
     _check_values("the body", body, limits)
-    request = PredictRequest.model_validate_json(body)
+    request = kind.model_validate_json(body)
     _check_count(len(request.images), limits)
     pictures = [PictureIn(data=each, name="") if isinstance(each, str) else each for each in request.images]
     return ParsedRequest(
@@ -206,7 +224,9 @@ def _decode_base64(text: str) -> bytes:
         raise ValueError("the text is not base64; send the bytes of the file in base64") from error
 
 
-def _from_form(parts: list[tuple[str, str | File]], limits: Limits) -> ParsedRequest:
+def _from_form(
+    parts: list[tuple[str, str | File]], limits: Limits, kind: type[PredictForm] | type[EmbedForm]
+) -> ParsedRequest:
     files = [part for name, part in parts if name == "images" and isinstance(part, File)]
     if len(files) < sum(name == "images" for name, _ in parts):
         raise http_error(422, "images must be files with a file name; a path or text is not read")
@@ -219,7 +239,7 @@ def _from_form(parts: list[tuple[str, str | File]], limits: Limits) -> ParsedReq
             raise http_error(422, f"{name} must be text; files are named images")
         if isinstance(part, str) and part.strip():
             texts.setdefault(name, []).append(part)
-    request = PredictForm.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
+    request = kind.model_validate({name: _field(name, values, limits) for name, values in texts.items()})
     return ParsedRequest(
         [file.name for file in files],
         [functools.partial(bytes, file.data) for file in files],
@@ -259,7 +279,7 @@ def _check_count(count: int, limits: Limits) -> None:
         raise http_error(413, f"{count} pictures in one request; send at most {limits.pictures}")
 
 
-def _observations(request: PredictRequest | PredictForm, count: int) -> list[Observation]:
+def _observations(request: AnyRequest, count: int) -> list[Observation]:
     single = {name: getattr(request, name) for name in ObservationIn.model_fields}
     if request.metadata is None:
         return [Observation(**single)] * count
@@ -280,6 +300,7 @@ class Preparation:
     def __init__(self, model: Model, limits: Limits) -> None:
         self._model, self._limits = model, limits
         self._options = functools.lru_cache(KEPT_OPTIONS)(model.answers.options)
+        self._vectors = functools.lru_cache(KEPT_OPTIONS)(VectorOptions)
 
     def _contents(self, parsed: ParsedRequest) -> list[bytes]:
         """The bytes of the files. Raises HTTPException 422 for what is no base64."""
@@ -293,27 +314,34 @@ class Preparation:
                 raise http_error(422, f"{called(parsed, number)}: empty file")
         return contents
 
-    def prepare(self, content_type: str, body: bytes) -> PreparedRequest:
+    def prepare(self, content_type: str, body: bytes, types: AnyBody = PREDICT_BODY) -> PreparedRequest:
         """Everything of a request but the pixels of its pictures.
 
         Raises:
           HTTPException: see `parse_request`; 422 for components or taxa that the model does not have.
         """
-        parsed = parse_request(content_type, body, self._limits)
-        request = parsed.request
+        parsed = parse_request(content_type, body, self._limits, types)
         try:
-            options = self._options(
-                top_k=request.top_k,
-                min_confidence=request.min_confidence,
-                consistency=request.consistency,
-                restrict=None if request.restrict is None else tuple(request.restrict),
-                always_report=tuple(request.always_report),
-                coverage=request.coverage,
-            )
+            options = self._options_of(parsed.request)
             encoded = self._encoded(parsed)
+            if isinstance(options, VectorOptions) and options.layer == TRUNK:
+                encoded = encoded.without()
         except (UserError, ValueError) as error:
             raise http_error(422, str(error)) from error
         return PreparedRequest(parsed, encoded, options, self._contents(parsed))
+
+    def _options_of(self, request: AnyRequest) -> AnswerOptions | VectorOptions:
+        """The same object for equal requests, which are then answered together."""
+        if isinstance(request, EmbedRequest | EmbedForm):
+            return self._vectors(self._model.layer(request.with_metadata), request.normalize)
+        return self._options(
+            top_k=request.top_k,
+            min_confidence=request.min_confidence,
+            consistency=request.consistency,
+            restrict=None if request.restrict is None else tuple(request.restrict),
+            always_report=tuple(request.always_report),
+            coverage=request.coverage,
+        )
 
     def _encoded(self, parsed: ParsedRequest) -> Encoded:
         encode = self._model.bundle.encoder.encode

@@ -69,13 +69,18 @@ class PictureIn(Given):
     name: str = Field("", max_length=1000, description="comes back in the answer; nothing is read from it")
 
 
-class PredictRequest(ObservationIn, OptionsIn):
-    """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
+class PicturesIn(ObservationIn):
+    """Pictures as application/json; `metadata` excludes the single values."""
 
     images: list[PictureIn | str] = Field(
         min_length=1, fail_fast=True, description="pictures, or their bytes in base64"
     )
     metadata: Observations | None = Field(None, description="one for each picture")
+
+
+class PredictRequest(PicturesIn, OptionsIn):
+    """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
+
     compare: bool = Field(False, description="also predict every picture without its metadata")
 
 
@@ -85,6 +90,23 @@ class PredictForm(ObservationIn, OptionsIn):
 
     metadata: Observations | None = None
     compare: bool = False
+
+
+class VectorOptionsIn(Given):
+    """Which vectors are wanted."""
+
+    with_metadata: bool = Field(False, description="after place, date and elevation have joined")
+    normalize: bool = Field(False, description="of length 1")
+
+
+class EmbedRequest(PicturesIn, VectorOptionsIn):
+    """Body of `POST /embed` as application/json; `metadata` excludes the single values."""
+
+
+class EmbedForm(ObservationIn, VectorOptionsIn):
+    """Body of `POST /embed` as multipart/form-data, with files named `images`; `metadata` and `components` are JSON."""
+
+    metadata: Observations | None = None
 
 
 class TaxonOut(BaseModel):
@@ -131,6 +153,21 @@ class PredictResponse(BaseModel):
     predictions: list[PictureOut]
 
 
+class VectorOut(BaseModel):
+    """The feature vector of one picture, with the name under which it was sent."""
+
+    image: str
+    vector: list[float]
+
+
+class EmbedResponse(BaseModel):
+    """Answer of `POST /embed`, in the order of the pictures."""
+
+    model: str
+    layer: str = Field(description="trunk, or fused with metadata")
+    vectors: list[VectorOut]
+
+
 class Problem(BaseModel):
     """Why a request was not answered."""
 
@@ -138,6 +175,7 @@ class Problem(BaseModel):
     predictions: list[PictureOut | None] | None = Field(
         None, description="where outputs of the model are not finite: the answers of the others, null for these"
     )
+    vectors: list[VectorOut | None] | None = Field(None, description="the same of /embed")
 
 
 def message_of(error: ValidationError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import faulthandler
 import functools
 import math
@@ -28,27 +29,31 @@ from starlette.middleware.cors import CORSMiddleware
 from linnaeus_jax import __version__
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.forward import FUSED, TRUNK
+from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.server.access import HEALTH, Access
 from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import ENFORCE_EVERY, Connection, connections_with, limit_logs
 from linnaeus_jax.inference.server.decoders import SECONDS, Decoders, Undecoded
-from linnaeus_jax.inference.server.guard import PREDICT, Guard, ServerMetrics
+from linnaeus_jax.inference.server.guard import EMBED, PREDICT, Guard, ServerMetrics
 from linnaeus_jax.inference.server.information import Health, Known, ModelInformation
 from linnaeus_jax.inference.server.requests import (
+    EMBED_BODY,
+    PREDICT_BODY,
     RETRY_AFTER,
+    AnyBody,
     Limits,
     ParsedRequest,
     Preparation,
     PreparedRequest,
+    VectorOptions,
     called,
     http_error,
 )
 from linnaeus_jax.inference.server.schemas import (
     TOLD_ERRORS,
-    PredictForm,
-    PredictRequest,
+    EmbedResponse,
     PredictResponse,
     Problem,
 )
@@ -93,9 +98,12 @@ class Service:
     """
 
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
-        self.model, self.limits = model, limits
+        self.model, self.limits = copy.copy(model), limits
+        # tokens of metadata would need a second pass for the trunk: there nothing is known instead, see `prepare`
+        layers = (TRUNK, FUSED) if model.bundle.model.fuses_late else (FUSED,)
+        self.model.forward = model.giving(*layers, logits=True)
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
-        self.batcher = Batcher(model, self._said, wait)
+        self.batcher = Batcher(self.model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
         self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="request")
@@ -115,36 +123,51 @@ class Service:
             await asyncio.to_thread(self._threads.shutdown)
 
     async def predict(self, request: Request) -> Response:
-        content_type, body = request.headers.get("content-type", ""), await request.body()
-        try:
-            parsed, said = await self._predictions(content_type, body)
-        except BatcherClosed as error:
-            raise http_error(503, str(error)) from error
+        parsed, said = await self._said_of(request, PREDICT_BODY)
         count = len(parsed.names)
-        alone = said[count:] if parsed.request.compare else [None] * count
+        alone = said[count:] or [None] * count
         pictures = [
             None if one is None else {"image": name, "without_metadata": other, **one}
             for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
         ]
-        answer: dict[str, Any] = {"model": self.name, "predictions": pictures}
+        return self._answered(parsed, said, {"model": self.name, "predictions": pictures})
+
+    async def embed(self, request: Request) -> Response:
+        parsed, said = await self._said_of(request, EMBED_BODY)
+        vectors = [
+            None if one is None else {"image": name, "vector": one}
+            for name, one in zip(parsed.names, said, strict=True)
+        ]
+        layer = self.model.layer(parsed.request.with_metadata)
+        return self._answered(parsed, said, {"model": self.name, "layer": layer, "vectors": vectors})
+
+    @staticmethod
+    def _answered(parsed: ParsedRequest, said: list[Any], answer: dict[str, Any]) -> Response:
+        """The answer; with status 422 where the model's outputs are not finite."""
+        count = len(parsed.names)
         if bad := sorted({place % count for place, each in enumerate(said) if each is None}):
             answer["detail"] = f"{', '.join(called(parsed, number) for number in bad[:TOLD_ERRORS])}: {NOT_FINITE}"
-        return Response(orjson.dumps(answer), 422 if bad else 200, media_type="application/json")
+        content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(content, 422 if bad else 200, media_type="application/json")
 
     def _said(
         self,
         logits: Logits,
-        options: AnswerOptions,
+        options: AnswerOptions | VectorOptions,
         inputs: Sequence[tuple[str, ...]],
         notes: Sequence[tuple[str, ...]],
-    ) -> list[dict[str, Any]]:
-        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest."""
+    ) -> list[Any]:
+        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest; or float32 vectors [D]."""
+        if isinstance(options, VectorOptions):
+            vectors = logits.get(options.layer, logits[FUSED])
+            return list(unit(vectors) if options.normalize else vectors)
         return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _predictions(self, content_type: str, body: bytes) -> tuple[ParsedRequest, list[dict[str, Any] | None]]:
+    async def _said_of(self, request: Request, types: AnyBody) -> tuple[ParsedRequest, list[Any]]:
         """What is asked, and what is said of the pictures with their metadata, None where the model's outputs are not
         finite; then, where `compare` is asked for, of the pictures alone."""
-        prepare = functools.partial(self._preparation.prepare, content_type, body)
+        content_type, body = request.headers.get("content-type", ""), await request.body()
+        prepare = functools.partial(self._preparation.prepare, content_type, body, types)
         with self.batcher.expect_request():
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
             parsed, encoded = prepared.parsed, prepared.encoded
@@ -154,9 +177,12 @@ class Service:
             finally:
                 for each in reading:
                     each.cancel()
-            if parsed.request.compare:
+            if getattr(parsed.request, "compare", False):
                 encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
-            computed = self.batcher.submit(pixels, encoded, prepared.options)
+            try:
+                computed = self.batcher.submit(pixels, encoded, prepared.options)
+            except BatcherClosed as error:
+                raise http_error(503, str(error)) from error
         return parsed, await asyncio.wrap_future(computed)
 
     async def _pixels(self, prepared: PreparedRequest, number: int) -> NDArray[np.uint8]:
@@ -207,10 +233,15 @@ def create_app(
     )
     app.state.service = service
 
-    @app.post(PREDICT, response_model=PredictResponse, responses=_PROBLEMS, openapi_extra=_request_body())
+    @app.post(PREDICT, response_model=PredictResponse, responses=_PROBLEMS, openapi_extra=_request_body(PREDICT_BODY))
     async def predict(request: Request) -> Response:
         """Predicts pictures, sent as files of a form or in base64 as JSON."""
         return await service.predict(request)
+
+    @app.post(EMBED, response_model=EmbedResponse, responses=_PROBLEMS, openapi_extra=_request_body(EMBED_BODY))
+    async def embed(request: Request) -> Response:
+        """Feature vectors of pictures, sent in the same way."""
+        return await service.embed(request)
 
     @app.get("/info", response_model=ModelInformation)
     async def info() -> ModelInformation:
@@ -237,7 +268,7 @@ def create_app(
         Guard,
         limits=limits,
         metrics=service.metrics,
-        paths=(PREDICT, "/", "/info", HEALTH, "/metrics", "/openapi.json", *PAGE_FILES),
+        paths=(PREDICT, EMBED, "/", "/info", HEALTH, "/metrics", "/openapi.json", *PAGE_FILES),
         access=access,
     )
     if access.origins:
@@ -267,11 +298,12 @@ def _add_page(app: FastAPI) -> None:
         app.add_api_route(path, endpoint(text, kind), include_in_schema=False)
 
 
-def _request_body() -> dict[str, Any]:
-    """What OpenAPI says of the body of a prediction, which is read by `requests`."""
+def _request_body(types: AnyBody) -> dict[str, Any]:
+    """What OpenAPI says of the body of a request, which is read by `requests`."""
+    as_json, as_form = ({"$ref": f"#/components/schemas/{kind.__name__}"} for kind in types)
     form = {
         "allOf": [
-            {"$ref": "#/components/schemas/PredictForm"},
+            as_form,
             {
                 "type": "object",
                 "required": ["images"],
@@ -279,7 +311,7 @@ def _request_body() -> dict[str, Any]:
             },
         ]
     }
-    kinds = {"multipart/form-data": form, "application/json": {"$ref": "#/components/schemas/PredictRequest"}}
+    kinds = {"multipart/form-data": form, "application/json": as_json}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema} for kind, schema in kinds.items()}}}
 
 
@@ -290,7 +322,7 @@ def _openapi_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
         if not app.openapi_schema:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
             _, bodies = models_json_schema(
-                [(PredictRequest, "validation"), (PredictForm, "validation")],
+                [(kind, "validation") for kind in (*PREDICT_BODY, *EMBED_BODY)],
                 ref_template="#/components/schemas/{model}",
             )
             schema["components"]["schemas"] |= bodies["$defs"]
