@@ -3,12 +3,12 @@
     python -m benchmarks.wrong_labels grocery --data GroceryStoreDataset --out build/real --cleanlab-python PYTHON
 
 Labels of 5 and 10 % of the rows are changed by a seed: to a sister, a class below the same coarser one, or to the class
-that heads on the true labels confuse most with the true one (so too where there is no sister). Measured is the precision
-among as many rows of the list as were changed. cleanlab, of which PYTHON has version 2.9, gets the probabilities of the
-finest rank out of folds that `find_label_issues` here begins with: its own `find_label_issues` as it comes, continued by
-its quality scores, and whichever of its scores is best by the truth, which nobody would know. Features of the pictures
-are those of `benchmarks.real`, made once. Results: `benchmarks/results/wrong_labels_SET.json`, with the answers for
-every row in an .npz file beside it.
+that heads on the true labels confuse most with the true one (so too where there is no sister). Measured is the
+precision among as many rows of the list as were changed. cleanlab, of which PYTHON has version 2.9, gets the
+probabilities of the finest rank out of folds that `find_label_issues` here begins with: its own `find_label_issues` as
+it comes, continued by its quality scores, and whichever of its scores is best by the truth, which nobody would know.
+Features of the pictures are those of `benchmarks.real`, made once. Results: `benchmarks/results/wrong_labels_SET.json`,
+with the answers for every row in an .npz file beside it.
 """
 
 from __future__ import annotations

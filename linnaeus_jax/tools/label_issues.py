@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from linnaeus_jax.inference.wrong_labels.labelled_features import LabelledFeatures
 
 from linnaeus_jax import tools
@@ -31,26 +28,9 @@ from linnaeus_jax.config.errors import UserError
 def features_options(parser: argparse.ArgumentParser) -> None:
     """Adds what names rows with features."""
     parser.add_argument("source", type=Path, metavar="RUN|DATASET", help="of a data set its folder or its labels.h5")
-    parser.add_argument("--features", type=Path, metavar="FILE", help="of a data set: vectors of linnaeus embed (.npz)")
-
-
-def read_vectors(path: Path) -> tuple[list[str], NDArray[np.floating]]:
-    """Ids and vectors [n, D] of a file of `linnaeus embed`.
-
-    Raises:
-      UserError: it is no such file.
-    """
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            ids, vectors = arrays["ids"].tolist(), arrays["vectors"]
-        if vectors.ndim != 2 or len(ids) != len(vectors):
-            raise ValueError(f"{len(ids)} ids, vectors {list(vectors.shape)}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"--features {path}: no vectors of linnaeus embed ({why})") from error
-    return ids, vectors
+    parser.add_argument(
+        "--features", type=Path, metavar="FILE", help="of a data set: vectors, which linnaeus embed writes"
+    )
 
 
 def read_rows(
@@ -62,6 +42,7 @@ def read_rows(
       UserError: there are none, or no features of them.
     """
     from linnaeus_jax.building.scan.label_file import LabelFile
+    from linnaeus_jax.inference.files.vector_files import ID, open_vectors
     from linnaeus_jax.inference.wrong_labels.labelled_features import of_data_set, of_run
 
     labels = source / "labels.h5" if source.is_dir() else source
@@ -80,7 +61,8 @@ def read_rows(
         tasks = file.tasks
     if images is None and (beside := labels.with_name("images.h5")).exists():
         images = beside
-    return of_data_set(labels, tasks, read_vectors(features), images, extension)
+    vectors = open_vectors(features)
+    return of_data_set(labels, tasks, (vectors.rows[ID].to_list(), vectors[:]), images, extension)
 
 
 def check_out(out: Path, *, force: bool) -> None:

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
-from linnaeus_jax.data.images import EncodedImages, ImageReadError, ImageSource
+from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import make_directory, write_atomically, write_json
-from linnaeus_jax.inference.files.gallery import SIDE, STYLE
+from linnaeus_jax.inference.files.gallery import SIDE, STYLE, picture_element
 from linnaeus_jax.inference.files.prediction_lines import csv_line
 from linnaeus_jax.inference.wrong_labels.label_issues import LabelIssues
 from linnaeus_jax.inference.wrong_labels.labelled_features import LabelledFeatures
-from linnaeus_jax.reading.labelled_pictures import open_pictures
+from linnaeus_jax.reading.labelled_pictures import open_pictures, stored_picture
 from linnaeus_jax.reading.text import printable
-from linnaeus_jax.reporting.mistakes import thumbnail
 from linnaeus_jax.reporting.page import note, page, table
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -38,7 +38,7 @@ COLUMNS = (
 _STYLE = """
 .card{contain-intrinsic-size:auto 560px}.card:focus{outline:3px solid #0b5cad}
 .strip{display:flex;gap:6px;margin:2px 0 6px}.strip figure{width:calc(33% - 4px)}
-.strip img{height:72px;width:100%;margin:0}.card h4{font-weight:400;font-size:12.5px;margin:6px 0 0}
+.strip img{height:72px;margin:0}.card h4{font-weight:400;font-size:12.5px;margin:6px 0 0}
 """
 
 Entry = Mapping[str, Any]
@@ -134,28 +134,21 @@ def _pictures(rows: LabelledFeatures) -> Picture:
                 source = open_pictures(side.images, Path(side.table.path), side.extension)
         except UserError as error:
             why = printable(str(error))
-            return lambda row, pixels: note(f"no picture: {why}")
+            return lambda row, side: note(f"no picture: {why}")
         opened += [(source, int(number)) for number in side.rows]
 
-    def element(row: int, pixels: int) -> str:
+    def element(row: int, side: int) -> str:
         source, number = opened[row]
         if source is None:
             return note("no picture: --images names none")
-        try:
-            data = thumbnail(_pixels(source, number, pixels), pixels)
-        except (OSError, ValueError, RuntimeError, ImageReadError) as error:
-            return note(f"no picture: {printable(str(error))}")
-        return f'<img loading="lazy" decoding="async" alt="" src="data:image/jpeg;base64,{data}">'
+        return picture_element(functools.partial(_pixels, source, number, side), side)
 
     return element
 
 
-def _pixels(source: ImageSource, row: int, side: int) -> np.ndarray:
-    if isinstance(source, EncodedImages):
-        return read_image(bytes(source.encoded(row)), (2 * side, 2 * side))
-    pixels = np.empty((1, *source.image_shape), np.uint8)
-    source.read(np.array([row]), pixels)
-    return pixels[0]
+def _pixels(source: ImageSource, row: int, side: int) -> NDArray[np.uint8]:
+    stored = stored_picture(source, row)
+    return read_image(stored, (2 * side, 2 * side)) if isinstance(stored, bytes) else stored
 
 
 def issue_page(
@@ -179,8 +172,8 @@ def issue_page(
     pairs = [[pair[key] for key in ("rank", "given", "suggested", "rows")] for pair in content["pairs"][:20]]
     part = f"the worst {len(shown):,} of {content['at_issue']:,}" if len(shown) < content["at_issue"] else "all of them"
     said = note(
-        f"{content['at_issue']:,} of {content['rows']:,} labels are at issue; shown: {part}, the worst first. Write the "
-        f"right taxon, or {EXCLUDE}, into the column {CORRECT!r} of {LIST}; it stays empty where the label is right."
+        f"{content['at_issue']:,} of {content['rows']:,} labels are at issue; shown: {part}, the worst first. Write "
+        f"the right taxon, or {EXCLUDE}, into the column {CORRECT!r} of {LIST}; empty: the label is right."
     )
     said += "".join(map(note, content["notes"])) + table(("rank", "labels judged", "at issue"), ranks)
     sections = {

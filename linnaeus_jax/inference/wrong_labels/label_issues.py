@@ -131,13 +131,13 @@ def probabilities(
 
 
 def votes(
-    near_NK: NDArray[np.int64], cosine_NK: NDArray[np.float32], label: NDArray[np.int64], classes: int, voters: int
+    near_NK: NDArray[np.int64], cosine_NK: NDArray[np.float64], label: NDArray[np.int64], classes: int, voters: int
 ) -> NDArray[np.float64]:
     """Shares [N, C] of the classes among the first so many neighbours that have a label and are of another occurrence;
     equal ones where there are none."""
     voter_NK = (label[near_NK] >= 0) & (cosine_NK > -1.5)
     voter_NK &= np.cumsum(voter_NK, axis=1) <= voters
-    weight_NK = np.exp((cosine_NK - cosine_NK[:, :1]) / SHARPNESS, dtype=np.float64) * voter_NK
+    weight_NK = np.exp((cosine_NK - cosine_NK.max(axis=1, keepdims=True)) / SHARPNESS) * voter_NK
     share = np.zeros((len(label), classes))
     for near, weight in zip(near_NK.T, weight_NK.T):
         share[np.arange(len(label)), label[near]] += weight

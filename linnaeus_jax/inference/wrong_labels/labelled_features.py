@@ -17,12 +17,13 @@ from linnaeus_jax.data.dataset import resolve_sources
 from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, read_label_tables, text_hashes
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import RunDirectory, read_json
+from linnaeus_jax.inference.files.nearest import Nearest
 from linnaeus_jax.run.frozen_trunk import MOST_VALUES, out_of_fold_logits
 from linnaeus_jax.run.saved_weights import run_directory
 from linnaeus_jax.run.stored import stored_features
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
-#: rows that are compared with all others at once
+#: rows whose neighbours are looked for between two signs of life
 BLOCK = 512
 
 
@@ -75,22 +76,21 @@ class LabelledFeatures:
 
     def nearest(
         self, count: int, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Of each row the most similar ones of other occurrences, the most similar first, and the cosines of their
-        angles, [N, count], -2 where there are fewer; memory grows with N alone.
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Of each row the most similar ones, and the cosines of their angles, [N, count] or as many as there are; -2 of
+        rows of the same occurrence.
 
         Args:
           progress: told (rows done, all rows).
         """
-        rows, cosines, count = [], [], min(count, len(self))
+        search, rows, cosines = Nearest(self.features), [], []
         for start in range(0, len(self), BLOCK):
-            cosine = self.directions[start : start + BLOCK] @ self.directions.T
-            cosine[self.group[start : start + BLOCK, None] == self.group] = -2.0
-            some = np.argpartition(-cosine, count - 1, axis=1)[:, :count]
-            order = np.argsort(-np.take_along_axis(cosine, some, axis=1), axis=1, kind="stable")
-            rows.append(np.take_along_axis(some, order, axis=1))
-            cosines.append(np.take_along_axis(cosine, rows[-1], axis=1))
-            progress(start + len(cosine), len(self))
+            own = np.arange(start, min(start + BLOCK, len(self)))
+            found = search(self.features[own], count, own)
+            same = self.group[found.row] == self.group[own, None]
+            rows.append(found.row)
+            cosines.append(np.where(same, -2.0, 1 - found.distance))
+            progress(own[-1] + 1, len(self))
         return np.concatenate(rows), np.concatenate(cosines)
 
     def most_similar(self, row: int, place: int, index: int, count: int) -> list[int]:
