@@ -7,10 +7,11 @@ time, since these pull what is learned towards themselves. The four speak togeth
     log p(class) = 1/3 sum over both times of [log (regression + FLOOR) + 1/2 log (neighbours + FLOOR)] + constant
 
 At each rank the threshold of a class is the mean p of the rows that are labelled so. A row is at issue where another
-class than its own is the likeliest of those above their thresholds; the pairs are the confident joint. Rows are ranked
-by how far p of their label, over its threshold, lies below that of another class, at the finest rank that their label
-names, and worse where they are at issue at coarser ranks, too: another genus is worse than a sister. A row that names
-a genus alone is judged as a genus. A class that no other occurrence has is not judged.
+class than its own is the likeliest of those above their thresholds, which makes a pair of the confident joint, and has
+more than `LIKELY` of what is above FLOOR: features that know little would doubt half of the labels otherwise. Rows are
+ranked by how far p of their label, over its threshold, lies below that of another class, at the finest rank that their
+label names, and worse where they are at issue at coarser ranks, too: another genus is worse than a sister. A row that
+names a genus alone is judged as a genus. A class that no other occurrence has is not judged.
 
 Letters of shapes: N rows, T ranks, C classes of a rank, K neighbours.
 """
@@ -32,6 +33,8 @@ from linnaeus_jax.learning.regression import fit_ranks
 COARSER = 0.25
 #: what a probability over its threshold is raised by in margins, where small ones are mostly noise
 EVEN = 0.03
+#: least share of the other class of a row that is at issue
+LIKELY = 0.7
 #: what every share is raised by; neighbours that vote, the first and the second time, of those that are looked for; by
 #: which difference of cosines a vote is e times less
 FLOOR, VOTERS, LOOKED_FOR, SHARPNESS = 0.01, (10, 5), 30, 0.05
@@ -47,8 +50,8 @@ class RankIssues(NamedTuple):
       margin: float64 [N], log of p over threshold of the label, less that of the best other class; NaN where the row is
         not judged.
       other: int64 [N], that class.
-      issue: bool [N], it is counted under another class than its own.
-      joint: (label, other, rows) of all pairs, most rows first.
+      issue: bool [N], it is likely and counted under another class than its own.
+      joint: (label, class that it is counted under, rows at issue) of all pairs, most rows first.
     """
 
     probability: NDArray[np.float64]
@@ -59,8 +62,7 @@ class RankIssues(NamedTuple):
 
     def shares(self, row: int) -> NDArray[np.float64]:
         """What people read for the probabilities of a row, [C]: without what every share is raised by."""
-        above = self.probability[row] - self.probability[row].min()
-        return above / max(above.sum(), 1e-300)
+        return _shares(self.probability[row])
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,7 @@ def confident_learning(probability: NDArray[np.float64], label: NDArray[np.integ
     relative = np.where(count > 0, p / np.maximum(threshold, 1e-12), 0.0)
     counted = np.where((p >= threshold) & (count > 0), p, -1.0)
     confident, counted_as = counted.max(axis=1) >= 0, counted.argmax(axis=1)
-    off = confident & (counted_as != given)
+    off = confident & (counted_as != given) & (_shares(p)[np.arange(len(row)), counted_as] > LIKELY)
     pair, rows_of = np.unique(np.stack([given, counted_as], axis=1)[off], axis=0, return_counts=True)
     joint = sorted(((*each, n) for each, n in zip(pair.tolist(), rows_of.tolist())), key=lambda each: -each[2])
     ratio = np.log(relative + EVEN)
@@ -179,3 +181,9 @@ def confident_learning(probability: NDArray[np.float64], label: NDArray[np.integ
     margin, other, issue = np.full(len(label), np.nan), np.full(len(label), -1), np.zeros(len(label), bool)
     margin[row], other[row], issue[row] = own_ratio - ratio.max(axis=1), ratio.argmax(axis=1), off
     return RankIssues(probability, margin, other, issue, joint)
+
+
+def _shares(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Probabilities [..., C] without what all classes have."""
+    above = probability - probability.min(axis=-1, keepdims=True)
+    return np.asarray(above / np.maximum(above.sum(axis=-1, keepdims=True), 1e-300))
