@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -22,6 +23,8 @@ from linnaeus_jax.inference.wrong_labels.labelled_features import LabelledFeatur
 from linnaeus_jax.tools import folds as folds_tool
 from linnaeus_jax.tools import label_issues as tool
 from tests.building.samples import ROWS, TASKS, identifiers, pixels, write_clean
+from tests.inference.chromium import browser
+from tests.inference.test_similar_tool import BEYOND
 
 #: rows with a wrong label and what it says: a sister of species 0, and a species of another family for species 2
 SISTER, FAR = 12, 17
@@ -132,8 +135,6 @@ def test_logits_of_a_run_count_the_first_time(rows, monkeypatch):
     calls: list[int] = []
     fit = label_issues.fit_ranks
     monkeypatch.setattr(label_issues, "fit_ranks", lambda *args, **options: calls.append(1) or fit(*args, **options))
-    import dataclasses
-
     label_issues.probabilities(dataclasses.replace(rows, logits=logits))
     assert len(calls) == 1
 
@@ -232,6 +233,26 @@ def test_names_of_strangers_are_escaped(data_set, tmp_path):
     page = (tmp_path / "out" / "label_issues.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_page_in_a_browser(data_set, tmp_path, width, height):
+    folder = Path(shutil.copytree(data_set, tmp_path / "set"))
+    with h5py.File(folder / "labels.h5", "r+") as file:
+        file["taxon_names/taxa_L10/name"][5] = "Rubrisagitta" * 9
+    assert run_tool(folder, tmp_path / "out") == 0
+    with browser(tmp_path / "profile") as page:
+        page.open((tmp_path / "out" / "label_issues.html").as_uri(), width, height, mobile=width < 500)
+        assert page.value("document.documentElement.scrollWidth") <= width
+        assert page.value(BEYOND) == []
+        assert page.value("document.querySelector('.card img').naturalWidth") > 0
+        while page.value("document.activeElement.className") != "card":
+            page.press("Tab")
+        page.press("Tab")
+        assert page.value("document.activeElement === document.querySelectorAll('.card')[1]")
+        assert page.errors == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
 
 
 def test_folds_say_how_far_accuracy_spreads(data_set, rows, tmp_path, capsys):

@@ -178,8 +178,8 @@ def issue_page(
     said += "".join(map(note, content["notes"])) + table(("rank", "labels judged", "at issue"), ranks)
     sections = {
         "Labels at issue": said,
-        "Taxa that are taken for each other": table(("rank", "labelled", "looks like", "rows"), pairs, left=3),
         "The worst first": f'<style>{STYLE}{_STYLE}</style><div class="cards">{"".join(cards)}</div>' if cards else "",
+        "Taxa that are taken for each other": table(("rank", "labelled", "looks like", "rows"), pairs, left=3),
     }
     return page("Labels that are probably wrong", sections)
 
