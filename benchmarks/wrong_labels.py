@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import RESULTS, write_results
+from benchmarks.real.labels import read_labels
 from benchmarks.real.making import Place, features, pixels, tasks_of
 from benchmarks.real.rows import TRUNKS
 from benchmarks.real.sets import SETS, SPLITS, read
@@ -145,7 +146,9 @@ def main() -> int:
         place = Place(args.set, read(SETS[name], args.data), scheme, args.data, args.out, RESULTS / "real", "")
         values, _ = features(place, args.trunk)
         labels = pixels(place, TRUNKS[args.trunk].size)[0] / "labels.h5"
-        rows = of_data_set(labels, tasks_of(labels.parent), (read_identifiers(str(labels)).tolist(), np.load(values)))
+        tasks, ids, x = tasks_of(labels.parent), read_identifiers(str(labels)), np.load(values)
+        known = read_labels(labels, tasks)[0][:, 0] >= 0  # others have no sister
+        rows = of_data_set(labels, tasks, (ids[known].tolist(), x[known]))
         seeds = [int(seed) for seed in args.seeds.split(",")]
     except (UserError, ValueError) as error:
         print(error, file=sys.stderr)
