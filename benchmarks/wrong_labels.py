@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ def cleanlab(python: str, label: NDArray[np.int64], p: NDArray[np.float64]) -> d
 
 def measure(
     rows: LabelledFeatures, seeds: Sequence[int], python: str
-) -> tuple[list[dict[str, object]], dict[str, NDArray[np.generic]]]:
+) -> tuple[list[dict[str, Any]], dict[str, NDArray[np.generic]]]:
     """A line for each kind, share and seed, and arrays of each row."""
     task, sizes, lines, arrays = rows.tasks[0], rows.tree.num_classes, [], dict[str, NDArray[np.generic]]()
     truth = np.exp(log_softmax(fit_ranks(rows.features, rows.label, sizes)[task].logits))
@@ -117,7 +118,7 @@ def measure(
                 version = str(theirs.pop("version"))
                 shares = {name: precision(score, wrong) for name, score in theirs.items()}
                 best = max(shares, key=shares.__getitem__)
-                line: dict[str, object] = {"kind": kind, "share": share, "seed": seed, "changed": int(wrong.sum())}
+                line: dict[str, Any] = {"kind": kind, "share": share, "seed": seed, "changed": int(wrong.sum())}
                 line |= {"here": round(precision(found.score, wrong), 4), "cleanlab": round(shares[DEFAULT], 4)}
                 line |= {"its best score": round(shares[best], 4), "best": best, "version": version}
                 line |= {"at issue": int(found.at_issue.sum())}
@@ -156,10 +157,11 @@ def main() -> int:
     lines, arrays = measure(rows, seeds, args.cleanlab_python)
     command = f"python -m benchmarks.wrong_labels {args.set} --data DIR --out DIR --seeds {args.seeds}"
     command += f" --trunk {args.trunk} --cleanlab-python PYTHON"
-    of = {key: [float(str(line[key])) for line in lines] for key in ("here", "cleanlab", "its best score")}
+    of = {key: [line[key] for line in lines] for key in ("here", "cleanlab", "its best score")}
     means = {key: round(float(np.mean(shares)), 4) for key, shares in of.items()}
     write_results(f"wrong_labels_{args.set}", lines, command, {"trunk": args.trunk, "means": means})
-    np.savez_compressed(RESULTS / f"wrong_labels_{args.set}.npz", ids=np.array(rows.ids), **arrays)
+    kept: dict[str, Any] = {"ids": np.array(rows.ids), **arrays}
+    np.savez_compressed(RESULTS / f"wrong_labels_{args.set}.npz", **kept)
     print(json.dumps(means))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -47,7 +48,7 @@ def out_of_fold(root: Path, dataset: Dataset) -> dict[str, np.ndarray]:
     validates = np.arange(len(rows)) < len(dataset.val)
     rng = np.random.default_rng(0)
     logits = {task: rng.normal(size=(len(rows), dataset.num_classes[task])).astype(np.float32) for task in TASKS}
-    arrays = {f"logits/{task}": values for task, values in logits.items()}
+    arrays: dict[str, Any] = {f"logits/{task}": values for task, values in logits.items()}
     np.savez(RunDirectory(root / "run").out_of_fold, row=rows, validates=validates, **arrays)
     return {task: np.roll(values, -len(dataset.val), axis=0) for task, values in logits.items()}
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -41,7 +42,7 @@ def features(rows: int = ROWS, width: int = 16) -> np.ndarray:
 def write_vectors(folder: Path, ids: list[str], vectors: np.ndarray) -> None:
     """A file as `linnaeus embed` writes it."""
     about = np.array(json.dumps({"width": vectors.shape[1]}))
-    taxa = {"ranks": np.zeros(0, "U1"), "taxa": np.zeros((len(ids), 0), "U1")}
+    taxa: dict[str, Any] = {"ranks": np.zeros(0, "U1"), "taxa": np.zeros((len(ids), 0), "U1")}
     np.savez(folder / "vectors.npz", vectors=vectors, ids=np.array(ids), about=about, **taxa)
 
 
@@ -134,14 +135,19 @@ def test_logits_of_a_run_count_the_first_time(rows, monkeypatch):
     logits = {task: np.zeros((ROWS, rows.tree.num_classes[task]), np.float32) for task in TASKS}
     calls: list[int] = []
     fit = label_issues.fit_ranks
-    monkeypatch.setattr(label_issues, "fit_ranks", lambda *args, **options: calls.append(1) or fit(*args, **options))
+
+    def counted(*args, **options):
+        calls.append(1)
+        return fit(*args, **options)
+
+    monkeypatch.setattr(label_issues, "fit_ranks", counted)
     label_issues.probabilities(dataclasses.replace(rows, logits=logits))
     assert len(calls) == 1
 
 
 def test_neighbours_vote_by_how_near_they_are():
     near = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
-    cosine = np.array([[0.9, 0.85, 0.2], [0.9, 0.9, -2], [0, 0, 0], [-2, -2, -2]], np.float32)
+    cosine = np.array([[0.9, 0.85, 0.2], [0.9, 0.9, -2], [0, 0, 0], [-2, -2, -2]])
     label = np.array([0, 1, 0, -1])
     share = votes(near, cosine, label, 2, 2)
     assert share[0, 1] == pytest.approx(1 / (1 + np.exp(-0.05 / label_issues.SHARPNESS)))
