@@ -48,6 +48,8 @@ GROUPS = {
     "Asking a model about pictures": {
         "embed": "embed",
         "similar": "similar",
+        "label-issues": "label_issues",
+        "folds": "folds",
     },
     "Looking into a run": {
         "debug events": "analyze_debug_logs",

@@ -71,6 +71,7 @@ FOLDERS: dict[str, dict[str, set[str]]] = {
         "files": {"bundle", ""},
         "server": {"files", ""},
         "quality": {"bundle", ""},
+        "wrong_labels": {"files", ""},
     },
 }
 #: files over 500 lines -> why they are one idea

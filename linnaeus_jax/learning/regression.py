@@ -53,12 +53,18 @@ class RankFit:
     of_some: Affine
 
 
-def stratified_folds(label_NT: NDArray[np.integer], folds: int = FOLDS, seed: int = 0) -> NDArray[np.int64]:
+def stratified_folds(
+    label_NT: NDArray[np.integer], folds: int = FOLDS, seed: int = 0, group_N: NDArray[np.integer] | None = None
+) -> NDArray[np.int64]:
     """Fold of every row, [N]; the n rows of a class of any rank lie in min(n, `folds`) folds, evenly.
 
     Args:
       label_NT: classes, finest rank first; each class has one parent, and a label below 0 is none.
+      group_N: rows with the same number lie in one fold, that of the first of them; None: each is its own.
     """
+    if group_N is not None:
+        _, first, place = np.unique(group_N, return_index=True, return_inverse=True)
+        return stratified_folds(label_NT[first], folds, seed)[place]
     shuffled = np.random.default_rng(seed).permutation(len(label_NT))
     order = np.lexsort((shuffled, *label_NT.T))  # by the coarsest rank first: rows of a class follow each other
     fold = np.empty(len(label_NT), np.int64)
@@ -74,6 +80,8 @@ def fit_ranks(
     some_N: NDArray[np.bool_] | None = None,
     *,
     seed: int = 0,
+    folds: int = FOLDS,
+    group_N: NDArray[np.integer] | None = None,
 ) -> dict[str, RankFit]:
     """Rank -> its classifier with the least cross entropy out of folds, which with few rows is less a matter of luck
     than accuracy; without the ranks of which fewer than two classes have rows.
@@ -84,37 +92,37 @@ def fit_ranks(
       row_M: of which row each view is, the unaugmented one first; None: one view of each. A row counts the same,
         however many views it has.
       some_N: rows of `RankFit.of_some`; None: all.
-      seed: of the folds.
+      seed, folds, group_N: of `stratified_folds`.
     """
     row_M = np.arange(len(label_NT)) if row_M is None else row_M
     some_N = np.ones(len(label_NT), bool) if some_N is None else some_N
     _, first, views = np.unique(row_M, return_index=True, return_counts=True)
-    fold, weight_M = stratified_folds(label_NT, seed=seed), (1 / views[row_M]).astype(np.float32)
+    fold, weight_M = stratified_folds(label_NT, folds, seed, group_N), (1 / views[row_M]).astype(np.float32)
 
     def sums_of(chosen: NDArray[np.bool_]) -> FeatureSums:
         sums = FeatureSums(classes, x_MD.shape[1])
         sums.add(x_MD[chosen], label_NT[row_M[chosen]], weight_M[chosen])
         return sums
 
-    parts = [sums_of(fold[row_M] == number) for number in range(FOLDS)]
-    sets = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(FOLDS)]
+    parts = [sums_of(fold[row_M] == number) for number in range(folds)]
+    sets = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(folds)]
     sets += [parts[0] + sets[0], sums_of(some_N[row_M])]
     ways: dict[str, list[_Way]] = {rank: [] for rank in classes}
     for rank, count in classes.items():
-        if sets[FOLDS].discriminants(rank) is not None:
+        if sets[folds].discriminants(rank) is not None:
             fits = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in sets]
-            ways[rank].append(_Way(DISCRIMINANTS, fits[FOLDS:], _out_of_fold(x_MD[first], fold, fits[:FOLDS])))
-    if regression_products(len(x_MD), x_MD.shape[1], classes) <= MOST_PRODUCTS and any(ways.values()):
+            ways[rank].append(_Way(DISCRIMINANTS, fits[folds:], _out_of_fold(x_MD[first], fold, fits[:folds])))
+    if regression_products(len(x_MD), x_MD.shape[1], classes, folds) <= MOST_PRODUCTS and any(ways.values()):
         z_MP, to_raw = _components(x_MD, weight_M)
-        chosen_FN = [*(fold != number for number in range(FOLDS)), np.ones_like(some_N), some_N]
+        chosen_FN = [*(fold != number for number in range(folds)), np.ones_like(some_N), some_N]
         path = regressions(
             z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS, ITERATIONS
         )
         for strength, maps in zip(STRENGTHS, path, strict=True):
             for rank in filter(ways.get, classes):
                 kind, fits = f"logistic regression, C = {strength:g}", maps[rank]
-                raw = [to_raw(fit) for fit in fits[FOLDS:]]
-                ways[rank].append(_Way(kind, raw, _out_of_fold(z_MP[first], fold, fits[:FOLDS])))
+                raw = [to_raw(fit) for fit in fits[folds:]]
+                ways[rank].append(_Way(kind, raw, _out_of_fold(z_MP[first], fold, fits[:folds])))
     found = {}
     for place, rank in enumerate(classes):
         if ways[rank]:
@@ -131,9 +139,9 @@ class _Way(NamedTuple):
     logits: NDArray[np.float32]
 
 
-def regression_products(views: int, width: int, classes: Mapping[str, int]) -> float:
+def regression_products(views: int, width: int, classes: Mapping[str, int], folds: int = FOLDS) -> float:
     """Multiply-adds of all regressions of `fit_ranks`, about."""
-    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (FOLDS + 2)
+    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (folds + 2)
     return passes * views * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -215,6 +215,32 @@ def _write_out_of_fold(directory: RunDirectory, rows: _Rows, fits: Mapping[str, 
         np.savez(file, row=rows.row, validates=~rows.trains, **logits)
 
 
+def _read_out_of_fold(directory: RunDirectory) -> dict[str, NDArray[Any]]:
+    directory.check(directory.out_of_fold)
+    if not directory.out_of_fold.is_file():
+        return {}
+    with np.load(directory.out_of_fold, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def out_of_fold_logits(
+    directory: RunDirectory, rows: Sequence[NDArray[np.int64]]
+) -> dict[str, NDArray[np.float32]] | None:
+    """Rank -> logits [n, C] as of `out_of_fold`, of all these rows for training and then of those for validation; None
+    where one of them has none.
+
+    Raises:
+      DamagedFileError: the file is not what was written.
+    """
+    if not (stored := _read_out_of_fold(directory)):
+        return None
+    place = {key: at for at, key in enumerate(zip(stored["validates"].tolist(), stored["row"].tolist(), strict=True))}
+    found = [place.get((bool(validates), row), -1) for validates, of in enumerate(rows) for row in of.tolist()]
+    if -1 in found:
+        return None
+    return {name.partition("/")[2]: logits[found] for name, logits in stored.items() if name.startswith("logits/")}
+
+
 def out_of_fold(directory: RunDirectory, dataset: Dataset) -> tuple[Split, dict[str, NDArray[np.float32]]] | None:
     """Rows, and rank -> logits [n, C] of them by heads of step 0 that were fitted to other rows: of training and
     validation, of validation alone where they have a labels file each. None where none of these were fitted to.
@@ -222,12 +248,9 @@ def out_of_fold(directory: RunDirectory, dataset: Dataset) -> tuple[Split, dict[
     Raises:
       DamagedFileError: the file is not what was written.
     """
-    path, split = directory.out_of_fold, dataset.val
-    directory.check(path)
-    if not path.is_file():
+    split, stored = dataset.val, _read_out_of_fold(directory)
+    if not stored:
         return None
-    with np.load(path, allow_pickle=False) as arrays:
-        stored = {name: arrays[name] for name in arrays.files}
     validates = stored["validates"]
     if dataset.train.table is dataset.val.table:
         split, validates = dataset.val.with_rows_of(dataset.train), np.ones_like(validates)

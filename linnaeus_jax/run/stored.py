@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.image_checks import picture_sample
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
-from linnaeus_jax.files import RunDirectory, locked, make_directory
+from linnaeus_jax.files import RunDirectory, journal_entries, locked, make_directory
 from linnaeus_jax.learning.augmentation import augment, normalize
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
@@ -108,6 +109,33 @@ def stored_path(config: Config, directory: RunDirectory, split: str, key: str) -
     """Where what is stored of a split lies; a folder that runs share holds the files of each of their keys."""
     shared = config.train.tune_dir
     return Path(shared) / f"{split}-{key[:16]}.bin" if shared else directory.stored / f"{split}.bin"
+
+
+def stored_features(directory: RunDirectory) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Split -> its rows of the labels file, int64 [n], and what the run has stored of each, not augmented, float32
+    [n, D]: the mean over all places where that is a map. Without the splits of which it has stored nothing.
+
+    Raises:
+      DamagedFileError, OSError: the lists of rows cannot be read.
+    """
+    found = {}
+    for split in ("train", "val"):
+        path = directory.stored / f"{split}.bin"
+        journal, listed = path.with_suffix(".jsonl"), directory.assets / "subset_ids.npz"
+        if not (path.is_file() and journal.is_file() and listed.is_file()):
+            continue
+        directory.check(listed)
+        with np.load(listed, allow_pickle=False) as arrays, journal.open("rb") as file:
+            rows: np.ndarray = arrays[f"rows_{split}"]
+            header: dict[str, Any] = next(journal_entries(file), (0, {}))[1]
+        shape = header.get("rows"), header.get("views"), *header.get("shape", ())
+        if shape[0] == len(rows) and path.stat().st_size == math.prod(shape) * DTYPE.itemsize:
+            values = np.memmap(path, DTYPE, "r", shape=shape)[:, 0]
+            step = max(1, (1 << 24) // math.prod(shape[2:]))
+            parts = [values[start : start + step].astype(np.float32) for start in range(0, len(rows), step)]
+            means = [part.mean(axis=tuple(range(1, part.ndim - 1))) if part.ndim > 2 else part for part in parts]
+            found[split] = rows, np.concatenate(means)
+    return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
     python -m linnaeus_jax.tools.build_dataset --table records.csv --pictures photos --out data/mine
     python -m linnaeus_jax.tools.build_dataset --dwca gbif.zip --pictures photos --out data/mine
     python -m linnaeus_jax.tools.build_dataset --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
+    python -m linnaeus_jax.tools.build_dataset --corrections label_issues.csv --out data/mine
 
 Writes labels.h5, images.h5 and a config.py to train with, lists what it did not use in rejected.csv and what it blanked
 in blanked.csv. The same command goes on with a build that was ended. See docs/your_data.md.
@@ -20,9 +21,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
 from linnaeus_jax import tools
+from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.sources.source import Request, sources
 from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
+from linnaeus_jax.building.steps.corrections import BEFORE, LABELS, apply_corrections
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
 from linnaeus_jax.building.steps.machine import has_accelerator, has_weights, machine_speed
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
@@ -55,6 +60,13 @@ def argument_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("source, one of").add_mutually_exclusive_group(required=True)
     for kind in kinds:
         group.add_argument(kind.option.flag, **kind.option.keywords)
+    group.add_argument(
+        "--corrections",
+        type=Path,
+        metavar="CSV",
+        help="columns id and correct, as linnaeus label-issues writes them: other labels for the data set in --out, of "
+        "which no picture is read again",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the data set")
 
     where = parser.add_argument_group("reading the source")
@@ -236,6 +248,27 @@ def rejected_listed(out: Path) -> Iterator[None]:
         raise UserError(f"{error}. All are listed in {out}/{REJECTED}") from None
 
 
+def correct(parser: argparse.ArgumentParser, args: argparse.Namespace, console: Console) -> None:
+    """Corrects the labels of the data set in --out.
+
+    Raises:
+      UserError: there is none, another option is given, or the list does not fit.
+    """
+    others = sorted(vars(args).keys() - {"out", "corrections"})
+    if given := [name for name in others if getattr(args, name) != parser.get_default(name)]:
+        raise UserError(f"--{given[0].replace('_', '-')}: not for --corrections, which takes --out alone; leave it out")
+    if not (args.out / LABELS).is_file():
+        raise UserError(f"--out {args.out} has no {LABELS}; name the folder of a data set that is built")
+    with LabelFile(args.out / LABELS) as file:
+        tasks = file.tasks
+    found = apply_corrections(args.out, args.corrections, tasks)
+    console.print(
+        f"{args.out / LABELS}: {found.changed:,} labels corrected, {found.excluded:,} pictures excluded, "
+        f"{found.same:,} were so already; as it was: {BEFORE}",
+        soft_wrap=True,
+    )
+
+
 def chosen(rows: int, img_size: int, budget: Budget | None) -> Size:
     """What config.py trains on this machine."""
     return choose_size(rows, img_size, accelerated=has_accelerator(), pretrained=has_weights(), budget=budget)
@@ -244,8 +277,12 @@ def chosen(rows: int, img_size: int, budget: Budget | None) -> Size:
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     import_plugins(argv)
-    args = argument_parser().parse_args(argv)
+    parser = argument_parser()
+    args = parser.parse_args(argv)
     console = PlainConsole()
+    if args.corrections is not None:
+        correct(parser, args, console)
+        return
     there = (args.out / SUMMARY).exists() and not args.force
     with tools.progress_bars() as progress, rejected_listed(args.out):
         source = with_lists(read_source(args, progress), args.exclude, args.group_duplicates)

@@ -40,6 +40,29 @@ def test_the_rows_of_a_class_lie_evenly_in_as_many_folds_as_they_can(fine, folds
     np.testing.assert_array_equal(fold, stratified_folds(label, folds, seed))
 
 
+def test_rows_of_a_group_lie_in_one_fold():
+    label = np.stack([np.arange(60) // 10, np.arange(60) // 20], axis=1)
+    group = np.arange(60) // 2 % 25 + 7  # the last ten rows are of the first groups, too
+    fold = stratified_folds(label, 5, 0, group)
+    assert all(len(np.unique(fold[group == one])) == 1 for one in np.unique(group))
+    counts = np.bincount(fold[:50], minlength=5)
+    assert counts.max() - counts.min() <= 2
+    np.testing.assert_array_equal(stratified_folds(label, 5, 3, np.arange(60)), stratified_folds(label, 5, 3))
+
+
+def test_logits_out_of_as_many_folds_as_are_wanted_know_nothing_of_their_group():
+    """Labels without any sense are learned by heart, except of what no other group has."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(40, 60)), 2, axis=0).astype(np.float32)
+    label = np.repeat(rng.integers(0, 2, (40, 1)), 2, axis=0)
+    alone, together = (
+        fit_ranks(x, label, {"fine": 2}, folds=8, group_N=group)["fine"].accuracy
+        for group in (None, np.arange(80) // 2)
+    )
+    assert alone > 0.9
+    assert together < 0.75
+
+
 @pytest.mark.parametrize("weights", ["rows", "some", "uneven"])
 def test_the_search_ends_where_the_gradient_is_zero(weights):
     """For every line of weights and every rank, of 1,100 rows, which are more than are looked at together."""

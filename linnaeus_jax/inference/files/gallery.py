@@ -121,10 +121,11 @@ def _cards(shown: list[tuple[Path, Row]], progress: Callable[[int, int], None] |
             progress(done, len(shown))
 
 
-def picture_element(read: Callable[[], NDArray[np.uint8]]) -> str:
-    """The picture whose pixels [h, w, 3] are read as an element of HTML, or why there is none."""
+def picture_element(read: Callable[[], NDArray[np.uint8]], side: int = SIDE) -> str:
+    """The picture whose pixels [h, w, 3] are read as an element of HTML, at most `side` pixels a side, or why there is
+    none."""
     try:
-        data = thumbnail(read(), SIDE)
+        data = thumbnail(read(), side)
     except (OSError, ValueError) as error:  # moved or changed since it was predicted
         return note(f"no picture: {printable(str(error))}")
     return f'<img loading="lazy" decoding="async" alt="" src="data:image/jpeg;base64,{data}">'
