@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import write_atomically
 from linnaeus_jax.system import file_name
 
 #: pictures whose answers are printed
@@ -80,6 +81,14 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--explain", type=Path, metavar="DIR", help="a PNG for each picture: what moved the answer; slow"
+    )
+    parser.add_argument(
+        "--queue",
+        type=int,
+        default=0,
+        metavar="N",
+        help="only the N pictures to label next: those of which the model is least sure, of different kinds, rare taxa "
+        "first; their names stand in FILE.txt, too",
     )
     known_options(parser)
 
@@ -226,6 +235,8 @@ def check(args: argparse.Namespace) -> None:
 
     if args.out is not None:
         check_format(args.out)
+    if args.queue < 0:
+        raise UserError(f"--queue is {args.queue}; give a number of pictures")
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
     check_source(args, {"--out": args.out, "--gallery": args.gallery})
@@ -268,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_inference()
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
-    from linnaeus_jax.inference.files.unfinished import finished, remove
+    from linnaeus_jax.inference.files.unfinished import finished, remove, sidecar_path
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
 
     check(args)
@@ -278,6 +289,8 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
+    if args.queue > len(jobs):
+        raise UserError(f"--queue {args.queue}: there are {len(jobs):,} pictures; give fewer")
     model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
     options = options_of(args, model)
     if not bundle.calibration.rows:
@@ -285,6 +298,8 @@ def main(argv: Sequence[str]) -> int:
     if args.meta is not None and not bundle.encoder.components:
         say(f"the model knows no metadata: of {args.meta} nothing is used")
     exif = args.meta is None and not args.no_exif
+    if args.queue:
+        jobs = queue(args, model, jobs, options, exif)
     about = made_with(args, model, jobs, exif)
     if args.out is not None and args.force:
         remove(args.out, finished=True)
@@ -294,11 +309,26 @@ def main(argv: Sequence[str]) -> int:
         remove(args.out, finished=False)
     else:
         summary = predict(args, model, jobs, options, exif, about)
+    if args.queue and args.out is not None:
+        names = sidecar_path(args.out, "txt")
+        write_atomically(names, "".join(f"{job.picture.name}\n" for job in jobs))
+        say(f"{args.out}, {names}: the {len(jobs):,} pictures to label next")
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
     for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
         say(line)
     unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
     return 2 if not summary.answered or summary.not_finite or unexplained else 0
+
+
+def queue(args: argparse.Namespace, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> list[Job]:
+    """The pictures to label next. Raises UserError where none can be read."""
+    from linnaeus_jax.inference.files.queue import to_label
+
+    with tools.progress_bar("choosing") as progress:
+        found = to_label(model, jobs, options, args.queue, exif=exif, threads=args.threads, progress=progress)
+    if not found:
+        raise UserError("--queue: none of the pictures can be read; predict without it says why")
+    return found
 
 
 def predict(
