@@ -25,7 +25,7 @@ UNRESOLVED_SYNONYM = "unresolvable synonym"
 MALFORMED = "malformed record"
 UNSAFE_PATH = "unsafe path"
 UNCLAIMED = "no record names it"
-EXCLUDED = "excluded"
+EXCLUDED = "excluded by a list"
 REASONS: tuple[str, ...] = (
     NO_PICTURE_NAMED,
     NO_SUCH_PICTURE,

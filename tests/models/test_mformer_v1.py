@@ -178,7 +178,7 @@ def parts(cfg, params):
 def test_parts_compose(parts, inputs, rotary_run):
     logits = parts(*inputs)
     for task, expected in rotary_run[0][1]["head"][1].items():
-        np.testing.assert_allclose(logits[task], expected, atol=1e-6)
+        np.testing.assert_allclose(logits[task], expected, atol=1e-5)  # two programs, of which a processor with AVX-512 makes other sums
 
 
 @pytest.mark.slow
