@@ -562,7 +562,7 @@ def test_short_form(tmp_path, monkeypatch):
     of = short_set(Path(directory))
     rows = read(of, Path(directory))
     place = making.Place("short", rows, "official", Path(directory), tmp_path / "out", tmp_path / "results", "")
-    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 30})
+    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 10})
     report = making.make_row(place, "head-lite0", row, 1, "")
     assert report["pictures"] == {"train": 162, "val": 18, "test": 72}
     found = report["figures"]
