@@ -9,7 +9,7 @@ READY_DOCS := $(VENV)/.ready-docs
 
 help:
 	@echo "make demo       install, generate the demo data and train on it (about 3 minutes on 2 cores)"
-	@echo "make test       install and run the tests (8 to 11 minutes on 2 cores)"
+	@echo "make test       install and run the tests (8 to 10 minutes on 2 cores)"
 	@echo "make test-slow  the long tests (kill and resume, many devices, full demo)"
 	@echo "make campaign PART=kills|inputs|damage|faults|power|http|pictures  hundreds of kills, bad inputs, damage, hostile requests"
 	@echo "make mutations SEED=N  400 single-place faults, and whether the tests see them (hours)"

@@ -136,15 +136,15 @@ def splits(args: argparse.Namespace) -> int:
     rows = []
     for name in args.sets:
         set_name, scheme = SPLITS[name]
-        public = read(SETS[set_name], args.data / SETS[set_name].repository.rsplit("/", 1)[1])
         folder = args.data / SETS[set_name].repository.rsplit("/", 1)[1]
+        public = read(SETS[set_name], folder)
         images = [_small(_read(folder / path)) for path in public.paths]
         digests = [hashlib.sha256((folder / path).read_bytes()).digest() for path in public.paths]
         built = np.zeros(len(digests), bool)  # `build` leaves out files that are there a second time
         built[np.unique(digests, return_index=True)[1]] = True
         label = np.unique([names[0] for names in public.names], return_inverse=True)[1] + 1
         pairs = near_duplicates(Pictures(images), label)  # type: ignore[arg-type]
-        for result in sorted((RESULTS / "real" / name).glob(f"{args.row[name]}-*.npz")):
+        for result in sorted((RESULTS / "real" / name).glob(f"{args.row}-*.npz")):
             side = np.array(public.sides(scheme, int(result.stem.rsplit("-", 1)[1])))
             test = np.flatnonzero((side == "test") & built)
             known = {
@@ -194,9 +194,7 @@ def main() -> int:
     two = kinds.add_parser("splits", help="copies across the splits of the published results")
     two.add_argument("sets", nargs="+", choices=SPLITS)
     two.add_argument("--data", type=Path, required=True, help="folder of the clones")
-    two.add_argument(
-        "--row", default="head-lite2", type=lambda text: dict.fromkeys(SPLITS, text), help="of the results"
-    )
+    two.add_argument("--row", default="head-lite2", help="of the results (head-lite2)")
     two.set_defaults(measure=splits)
     args = parser.parse_args()
     return int(args.measure(args))

@@ -159,6 +159,20 @@ def _piece(entry: Any) -> tuple[int, int]:
         return 0, 0
 
 
+def finished_spec(path: Path) -> StoredSpec | None:
+    """What a finished file holds, as its journal says; None where it is not there, or not as long."""
+    journal = path.with_suffix(".jsonl")
+    if not (path.is_file() and journal.is_file()):
+        return None
+    with journal.open("rb") as file:
+        header: Any = next(journal_entries(file), (0, {}))[1]
+    try:
+        spec = StoredSpec(header["key"], header["rows"], header["views"], tuple(header["shape"]))
+    except (KeyError, TypeError):
+        return None
+    return spec if path.stat().st_size == spec.bytes else None
+
+
 class StoredInputs:
     """An `ImageSource` of a finished file; of a row `row`, view v is read as `row * views + v`.
 

@@ -41,6 +41,10 @@ REASONS: tuple[str, ...] = (
     EXCLUDED,
 )
 
+#: column of a list of doubted labels that people fill in, and what they write for a picture that is not to be used
+CORRECT, EXCLUDE = "correct", "exclude"
+#: of a list of pairs, beside `PICTURE`, the other picture
+OTHER = "other"
 #: columns of every frame, in this order at its front and end
 LINE, PICTURE, OCCURRENCE, REASON, DETAIL = "line", "picture", "occurrence", "reason", "detail"
 WHERE_AND_WHEN: tuple[str, ...] = (

@@ -28,8 +28,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.image_checks import picture_sample
 from linnaeus_jax.data.splits import Split
-from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec
-from linnaeus_jax.files import RunDirectory, journal_entries, locked, make_directory
+from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec, finished_spec
+from linnaeus_jax.files import RunDirectory, locked, make_directory
 from linnaeus_jax.learning.augmentation import augment, normalize
 from linnaeus_jax.models.names import named_leaves
 from linnaeus_jax.reporting.display import row_bar
@@ -120,21 +120,22 @@ def stored_features(directory: RunDirectory) -> dict[str, tuple[np.ndarray, np.n
     """
     found = {}
     for split in ("train", "val"):
-        path = directory.stored / f"{split}.bin"
-        journal, listed = path.with_suffix(".jsonl"), directory.assets / "subset_ids.npz"
-        if not (path.is_file() and journal.is_file() and listed.is_file()):
+        path, listed = directory.stored / f"{split}.bin", directory.assets / "subset_ids.npz"
+        spec = finished_spec(path)
+        if spec is None or not listed.is_file():
             continue
         directory.check(listed)
-        with np.load(listed, allow_pickle=False) as arrays, journal.open("rb") as file:
+        with np.load(listed, allow_pickle=False) as arrays:
             rows: np.ndarray = arrays[f"rows_{split}"]
-            header: dict[str, Any] = next(journal_entries(file), (0, {}))[1]
-        shape = header.get("rows"), header.get("views"), *header.get("shape", ())
-        if shape[0] == len(rows) and path.stat().st_size == math.prod(shape) * DTYPE.itemsize:
-            values = np.memmap(path, DTYPE, "r", shape=shape)[:, 0]
-            step = max(1, (1 << 24) // math.prod(shape[2:]))
-            parts = [values[start : start + step].astype(np.float32) for start in range(0, len(rows), step)]
-            means = [part.mean(axis=tuple(range(1, part.ndim - 1))) if part.ndim > 2 else part for part in parts]
-            found[split] = rows, np.concatenate(means)
+        if len(rows) != spec.rows:
+            continue
+        places, parts = np.arange(spec.rows), []
+        source, step = StoredInputs(path, spec, places, spec.rows), max(1, (1 << 24) // math.prod(spec.shape))
+        for some in np.array_split(places, range(step, spec.rows, step)):
+            values = np.empty((len(some), *spec.shape), DTYPE)
+            source.read(some * spec.views, values)
+            parts.append(values.astype(np.float32).mean(axis=tuple(range(1, values.ndim - 1))))
+        found[split] = rows, np.concatenate(parts)
     return found
 
 

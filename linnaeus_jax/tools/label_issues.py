@@ -67,7 +67,8 @@ def read_rows(
 
 def check_out(out: Path, *, force: bool) -> None:
     """Raises UserError where the list is there and people have written into it."""
-    from linnaeus_jax.inference.wrong_labels.issue_files import CORRECT, LIST
+    from linnaeus_jax.inference.wrong_labels.issue_files import LIST
+    from linnaeus_jax.reading.schema import CORRECT
 
     if force or not (out / LIST).is_file():
         return

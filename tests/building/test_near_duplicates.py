@@ -121,7 +121,8 @@ def test_plain_pictures_are_no_pair():
 def test_lists_of_pictures(tmp_path):
     frame = rows_of(picture=["a, b.jpg", "c.jpg", "d.jpg", "e.jpg"], name_L10=["x"] * 4).frame
     path = tmp_path / "list.txt"
-    for text in ("a, b.jpg\n\nd.jpg\n", 'similarity,picture\n1,"a, b.jpg"\n1,d.jpg\n'):
+    tables = 'similarity,picture\n1,"a, b.jpg"\n1,d.jpg\n', "similarity;picture\n1;a, b.jpg\n1;d.jpg\n"
+    for text in ("a, b.jpg\n\nd.jpg\n", *tables):
         path.write_text(text)
         found = without_excluded(frame, path)
         assert found["reason"].to_list() == [EXCLUDED, None, EXCLUDED, None]

@@ -34,7 +34,7 @@ from linnaeus_jax.data.labels import read_identifiers
 from linnaeus_jax.data.labels_file import IDENTIFIERS
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.verify_images import missing_rows
-from linnaeus_jax.reading.labelled_pictures import default_extension, open_pictures
+from linnaeus_jax.reading.labelled_pictures import default_extension, open_pictures, stored_picture
 
 DECODE = ("all", "sample", "none")
 #: side that a picture is decoded to when it is only checked; JPEG is read to its end at any scale
@@ -61,13 +61,12 @@ def read_one(source: ImageSource, row: int, size: tuple[int, int]) -> tuple[NDAr
       UnreadableError: the message is the reason.
     """
     try:
-        if isinstance(source, EncodedImages):
-            if not (data := bytes(source.encoded(row))):
-                raise UnreadableError("empty file", is_empty=True)
-            return read_image(data, size), data
-        image = np.empty((1, *source.image_shape), np.uint8)
-        source.read(np.array([row]), image)
-        return image[0], image.tobytes()
+        stored = stored_picture(source, row)
+        if not isinstance(stored, bytes):
+            return stored, stored.tobytes()
+        if not stored:
+            raise UnreadableError("empty file", is_empty=True)
+        return read_image(stored, size), stored
     except (OSError, ValueError, RuntimeError, ImageReadError) as error:  # of HDF5: a damaged chunk
         raise UnreadableError(getattr(error, "strerror", None) or str(error)) from error
 

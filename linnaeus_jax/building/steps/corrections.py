@@ -26,12 +26,13 @@ from linnaeus_jax.data.labels_file import json_attribute, open_labels
 from linnaeus_jax.data.taxon_names import read_taxon_names
 from linnaeus_jax.files import json_text, read_json, replaced_file, sha256_of, write_json
 from linnaeus_jax.reading.delimited import find_dialect
+from linnaeus_jax.reading.schema import CORRECT, EXCLUDE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 LABELS, BEFORE = "labels.h5", "labels.before.h5"
-#: columns of the list; what stands for a row that is not to be used
-ID, CORRECT, EXCLUDE = "id", "correct", "exclude"
+#: column of the list that names the picture
+ID = "id"
 #: attribute of the group `metadata`: the lists that were applied
 APPLIED = "corrections"
 _ID_AT_END = re.compile(r"(?:.*\[)?(\d+)\]?")

@@ -87,7 +87,7 @@ class Finished:
         counts |= {f"blanked ({component})": count for component, count in totals["blanked"].items()}
         counts |= {"rows with a name that was changed": totals["names"], "rows with a synonym": totals["synonyms"]}
         counts |= {"classes below the minimum": totals["small_classes"]}
-        counts |= {"pictures moved to the side of their occurrence": totals["moved"]}
+        counts |= {"pictures moved to the side of their occurrence or copy": totals["moved"]}
         return {what: count for what, count in counts.items() if count}
 
     def write_tables(self, directory: Path) -> list[str]:
@@ -225,7 +225,8 @@ def _names(frame: pl.DataFrame, tasks: Sequence[str]) -> pl.DataFrame:
 
 
 def _moved(frame: pl.DataFrame, split: NDArray[np.uint8] | None) -> pl.DataFrame:
-    """Pictures that fall to another split than the source gives, because another picture of their occurrence does."""
+    """Pictures that fall to another split than the source gives, because one of their occurrence, or one that shows the
+    same, does."""
     if split is None or "split" not in frame.columns:
         return pl.DataFrame(schema={name: pl.Int64 if name == LINE else pl.String for name in TABLES["moved.csv"]})
     occurrence = pl.col(OCCURRENCE) if OCCURRENCE in frame.columns else pl.lit(None, pl.String)

@@ -13,11 +13,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading.schema import DETAIL, EXCLUDED, PICTURE, REASON, SourceRows
+from linnaeus_jax.reading.delimited import find_dialect
+from linnaeus_jax.reading.schema import DETAIL, EXCLUDED, OTHER, PICTURE, REASON, SourceRows
 from linnaeus_jax.reading.text import printable
 
-#: columns of a list; group of pictures that show the same, a column of the rows of a source
-OTHER, DUPLICATES = "other", "duplicates"
+#: column of the rows of a source: a number for pictures that show the same
+DUPLICATES = "duplicates"
 
 
 def without_excluded(frame: pl.DataFrame, path: Path) -> pl.DataFrame:
@@ -75,7 +76,8 @@ def _lines(path: Path, columns: Sequence[str], option: str) -> list[list[str]]:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{option} {path} cannot be read: {getattr(error, 'strerror', '') or error}") from None
-    lines = list(csv.reader(text.splitlines()))
+    separator = find_dialect(text.partition("\n")[0].encode()).separator
+    lines = list(csv.reader(text.splitlines(), delimiter=separator))
     head = lines[0] if lines else []
     if columns[0] not in head:
         if len(columns) == 1:

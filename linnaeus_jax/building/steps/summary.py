@@ -29,7 +29,7 @@ def summary_tables(finished: Finished, out: Path) -> Iterator[Table | str]:
     for key, what, file in (
         ("names", "used or rejected, a name cleaned", "names.csv"),
         ("synonyms", "used or rejected, a synonym replaced", "synonyms.csv"),
-        ("moved", "used, moved to the side of their occurrence", "moved.csv"),
+        ("moved", "used, moved to the side of their occurrence or copy", "moved.csv"),
     ):
         if totals.get(key):  # older data sets have not all of them
             table.add_row(f"  {what}", f"{totals[key]:,}", file)

@@ -49,9 +49,8 @@ def unsure(probability: NDArray[np.floating], rows: NDArray[np.floating], vector
       rows: [C], for training.
       vector: [N, D].
     """
-    two = -np.partition(-probability, 1, axis=1)[:, :2] if probability.shape[1] > 1 else np.ones((len(probability), 1))
-    margin = two[:, 0] - (two[:, 1] if two.shape[1] > 1 else 0.0)
-    return Unsure(1 - margin, probability @ (1 / np.sqrt(rows + 1.0)), unit(vector.astype(np.float32)))
+    first, second = -np.partition(-np.pad(probability, [(0, 0), (0, 1)]), 1, axis=1)[:, :2].T  # of one class 0
+    return Unsure(1 - (first - second), probability @ (1 / np.sqrt(rows + 1.0)), unit(vector.astype(np.float32)))
 
 
 def chosen(found: Unsure, count: int) -> NDArray[np.int64]:
@@ -67,7 +66,7 @@ def chosen(found: Unsure, count: int) -> NDArray[np.int64]:
         rows = np.arange(start, min(start + BLOCK, len(order)))
         cosine = vector[rows] @ vector[: rows[-1]].T
         alike[rows] = np.where(np.arange(rows[-1]) < rows[:, None], cosine, -np.inf).max(axis=1)
-    picked = order[np.sort(np.argsort(alike, kind="stable")[:count])]
+    picked = order[np.argsort(alike, kind="stable")[:count]]
     return picked[np.lexsort((-found.uncertainty[picked], -found.rarity[picked]))].astype(np.int64)
 
 

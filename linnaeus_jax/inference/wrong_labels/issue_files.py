@@ -21,6 +21,7 @@ from linnaeus_jax.inference.files.prediction_lines import csv_line
 from linnaeus_jax.inference.wrong_labels.label_issues import LabelIssues
 from linnaeus_jax.inference.wrong_labels.labelled_features import LabelledFeatures
 from linnaeus_jax.reading.labelled_pictures import open_pictures, stored_picture
+from linnaeus_jax.reading.schema import CORRECT, EXCLUDE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.page import note, page, table
 from linnaeus_jax.taxonomy.ranks import task_name
@@ -28,8 +29,6 @@ from linnaeus_jax.taxonomy.ranks import task_name
 #: of the page: rows that it shows unless told otherwise; pictures of each of the two taxa beside one; their longer side
 MOST, BESIDE, SMALL = 200, 3, 96
 LIST, JSON, PAGE = "label_issues.csv", "label_issues.json", "label_issues.html"
-#: column of the list that people fill in, and what they write for a picture that is not to be used
-CORRECT, EXCLUDE = "correct", "exclude"
 COLUMNS = (
     *("id", CORRECT, "rank", "given", "suggested", "differs_at"),
     *("given_probability", "suggested_probability", "score"),

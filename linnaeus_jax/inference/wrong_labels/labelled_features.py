@@ -18,6 +18,7 @@ from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, read_label_tables, 
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.files.nearest import Nearest
+from linnaeus_jax.inference.model import unit
 from linnaeus_jax.run.frozen_trunk import MOST_VALUES, out_of_fold_logits
 from linnaeus_jax.run.saved_weights import run_directory
 from linnaeus_jax.run.stored import stored_features
@@ -72,7 +73,7 @@ class LabelledFeatures:
     @functools.cached_property
     def directions(self) -> NDArray[np.float32]:
         """The features as vectors of length 1, float32 [N, D]."""
-        return self.features / np.maximum(np.linalg.norm(self.features, axis=1, keepdims=True), np.float32(1e-12))
+        return unit(self.features)
 
     def nearest(
         self, count: int, progress: Callable[[int, int], None] = lambda done, total: None
