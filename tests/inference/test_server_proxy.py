@@ -52,7 +52,8 @@ def test_the_example_of_the_manual(model, pictures, tmp_path):
     nginx, trusted, port = str(program("nginx")), certificate(tmp_path), free_port()
     example = next(block.text for block in blocks(DOCS / "serving.md") if block.marks.get("file") == "species.conf")
     with serving(model, access=access_of("127.0.0.1", NAME, token=TOKEN)) as url:
-        text = example.replace("127.0.0.1:8000", url.removeprefix("http://")).replace("443", f"127.0.0.1:{port}")
+        text = example.replace("listen 443 ", f"listen 127.0.0.1:{port} ")
+        text = text.replace("127.0.0.1:8000", url.removeprefix("http://"))
         text = text.replace(f"/etc/ssl/{NAME}.pem", f"{tmp_path}/certificate.pem")
         text = text.replace(f"/etc/ssl/{NAME}.key", f"{tmp_path}/key.pem")
         (tmp_path / "species.conf").write_text(text)
