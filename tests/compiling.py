@@ -6,6 +6,7 @@ from importlib import metadata
 
 FLAGS = [
     "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",  # small programs are not worth the threads: 7 % of all CPU time
     "--xla_cpu_collective_call_terminate_timeout_seconds=300",
     "--xla_cpu_collective_timeout_seconds=300",
 ]

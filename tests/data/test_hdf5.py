@@ -260,7 +260,7 @@ def trained_on(path: Path) -> None:
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_no_malformed_labels_end_in_a_crash(clean, tmp_path, kind):
     path, number = tmp_path / "x.h5", list(MALFORMED).index(kind)
-    for name in ("img_identifiers", "taxa_L10", NAMES[number % len(NAMES)], NAMES[number * 7 % len(NAMES)]):
+    for name in (("img_identifiers", "taxa_L10")[number % 2], NAMES[number * 7 % len(NAMES)]):
         shutil.copy(clean, path)
         with h5py.File(path, "r+") as file:
             file["subset_mine"] = np.arange(ROWS)

@@ -347,14 +347,8 @@ def rounded(small: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def train(small) -> Any:
-    """(batch) -> ((loss, (logits, state)), gradients) in training, compiled once."""
-    return compiled(small, training(small.light))
-
-
-@pytest.fixture(scope="module")
 def train_rounded(small) -> Any:
-    """As `train`, in the form of users, to be compared with other programs."""
+    """(batch) -> ((loss, (logits, state)), gradients) in training, in the form of users."""
     return compiled(small, training(small.model), **rounded(small))
 
 
@@ -395,13 +389,9 @@ def test_rows_of_weight_0_do_not_count_in_training(small, train_rounded):
         assert all(jax.tree.leaves(moved)), name
 
 
-@pytest.mark.parametrize(  # the trunks of Joined are those of two others, and take long to compile
-    "small",
-    [pytest.param(name, marks=pytest.mark.slow if name == "Joined" else ()) for name in FAMILIES],
-    indirect=True,
-)
-def test_every_parameter_has_a_gradient(small, train):
-    grads = {name: np.abs(np.asarray(leaf)).max() for name, _, leaf in named_leaves(train(small.batch)[1])}
+@pytest.mark.slow
+def test_every_parameter_has_a_gradient(small, train_rounded):
+    grads = {name: np.abs(np.asarray(leaf)).max() for name, _, leaf in named_leaves(train_rounded(small.batch)[1])}
     assert all(np.isfinite(size) for size in grads.values())
     typical = float(np.median([*grads.values()]))
     assert {name for name, size in grads.items() if size < 1e-5 * typical} == set(DEAD.get(small.family, {}))
