@@ -136,7 +136,10 @@ def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path
     total, missing = int(offsets[-1]), int((sizes == 0).sum())
     with _complete_file(out, force=options.force) as partial:
         if shutil.disk_usage(out.parent).free < total:
-            raise UserError(f"{out.parent} has no room for {total / 2**30:.1f} GiB")
+            raise UserError(
+                f"{out}: the pictures take {total / 1e6:,.1f} MB, more than is free; free space there, or choose "
+                "another place"
+            )
         with h5py.File(partial, "w") as file:
             file[IMAGE_OFFSETS] = offsets
             data = file.create_dataset(IMAGE_BYTES, (total,), np.uint8)

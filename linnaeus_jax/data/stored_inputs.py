@@ -85,7 +85,7 @@ class StoredFile:
         free = shutil.disk_usage(path.parent).free
         if missing > free:
             raise UserError(
-                f"{path}: {missing / 1e9:.2f} GB are to be stored and {free / 1e9:.2f} GB are free; make room, lower "
+                f"{path}: {missing / 1e6:,.1f} MB are to be stored and {free / 1e6:,.1f} MB are free; make room, lower "
                 "train.tune_views, or train with train.tune='full'"
             )
         self._begin(*source, whole)

@@ -77,11 +77,11 @@ def store_inputs(experiment: Experiment, state: TrainState, interruption: Interr
     weights = _digest_of_weights(experiment, state.replace(params=params))
     specs = {split.name: spec_of(experiment, split, weights) for split in splits}
     log.info(
-        "train.tune = %s: storing float16 %s for %s; %.2f GB in %s",
+        "train.tune = %s: storing float16 %s for %s; %s MB in %s",
         experiment.config.train.tune,
         list(program.stored.shape[1:]),
         ", ".join(f"{spec.rows:,} rows of {name} in {spec.views} views" for name, spec in specs.items()),
-        sum(spec.bytes for spec in specs.values()) / 1e9,
+        f"{sum(spec.bytes for spec in specs.values()) / 1e6:,.1f}",
         stored_path(experiment.config, experiment.directory, "", "").parent,
     )
     view = view_function(experiment)

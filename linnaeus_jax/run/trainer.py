@@ -105,7 +105,10 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             failure = _failure(error, host.progress.global_step)
             if failure is not None:
                 raise _failed(failure, sinks) from error
-            log.exception("the run failed")
+            if isinstance(error, UserError):  # shown by whoever started the run
+                log_to_files(str(error))
+            else:
+                log.exception("the run failed")
             sinks.close(exit_code=1)
             raise
 

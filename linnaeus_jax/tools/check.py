@@ -243,7 +243,7 @@ def main(argv: Sequence[str]) -> None:
         size = made * int(np.prod(experiment.program.stored.shape)) * experiment.program.stored.dtype.itemsize
         console.print(
             f"before them {made:,} views of pictures are stored, at {1 / view_seconds:.0f} a second: "
-            f"{eta(made * view_seconds)}, {size / 1e9:.2f} GB"
+            f"{eta(made * view_seconds)}, {size / 1e6:,.1f} MB"
         )
     if options.minutes is not None:
         compiling, of_epoch = sum(step.seconds for step in steps.values()), updates * plain

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -218,6 +219,13 @@ def test_raw_pictures_as_png_and_as_a_fast_file(labels, tmp_path):
     from linnaeus_jax.data.decoding import read_image
 
     assert np.array_equal(read_image(data), pixels()[7])
+
+
+def test_no_room_is_said_before_anything_is_written(labels, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("linnaeus_jax.building.pack.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(UserError, match=r"images\.h5: the pictures take 0\.1 MB, more than is free; free space there"):
+        pack(labels, folder, tmp_path / "images.h5", PLAIN)
+    assert not (tmp_path / "images.h5").exists()
 
 
 def test_a_file_that_was_packed_for_other_labels(labels, folder, tmp_path):

@@ -127,7 +127,7 @@ def test_a_file_of_anything_else_is_made_anew(tmp_path, values, other):
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_inputs.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(UserError, match=r"train\.bin: 0\.00 GB are to be stored .*lower train\.tune_views"):
+    with pytest.raises(UserError, match=r"train\.bin: 0\.0 MB are to be stored .*lower train\.tune_views"):
         StoredFile(tmp_path / "train.bin", SPEC)
     assert not list(tmp_path.iterdir())
 

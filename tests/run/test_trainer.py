@@ -206,6 +206,20 @@ def test_validation_batches_are_made_to_fit_the_devices(tmp_path, monkeypatch):
     assert row["val/loss"] > 0
 
 
+def test_an_error_of_a_user_shows_no_calls(tmp_path, monkeypatch, capfd):
+    """A full disk, say, that is found once the run has begun."""
+    toy.register(monkeypatch)
+
+    def full(*_: object) -> None:
+        raise UserError("x.bin: 9.0 MB are to be stored and 1.0 MB are free")
+
+    monkeypatch.setattr("linnaeus_jax.run.trainer.write_baselines", full)
+    with pytest.raises(UserError, match=r"x\.bin"):
+        run(tiny_config(tmp_path / "data", model__type="toy"), tmp_path / "run")
+    assert "Traceback" not in "".join(capfd.readouterr())
+    assert "x.bin: 9.0 MB" in (tmp_path / "run" / "logs" / "debug_log_rank0.txt").read_text()
+
+
 def tiny_config_of(directory, labels, images):
     """The tiny config without writing the data anew."""
     present = labels.exists()
