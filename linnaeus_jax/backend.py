@@ -32,6 +32,7 @@ ACCELERATORS = (GPU, TPU)
 EVERYWHERE = (CPU, *ACCELERATORS)
 
 _CHOSEN: ContextVar[str | None] = ContextVar("_CHOSEN", default=None)
+_ALL_PLAIN: ContextVar[bool] = ContextVar("_ALL_PLAIN", default=False)
 
 
 def target() -> str:
@@ -47,6 +48,16 @@ def tracing_for(name: str) -> Iterator[None]:
         yield
     finally:
         _CHOSEN.reset(token)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """What is traced within takes the plain form of every optimisation, for a compiler that is not XLA."""
+    token = _ALL_PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _ALL_PLAIN.reset(token)
 
 
 def only_cpus() -> bool:
@@ -84,12 +95,12 @@ class Optimisation:
         OPTIMISATIONS[self.name] = self
 
     def allowed(self) -> bool:
-        """Whether `LINNAEUS_PLAIN` leaves it on.
+        """Whether `LINNAEUS_PLAIN` and `plain` leave it on.
 
         Raises:
           InputError: the variable names what is no optimisation.
         """
-        return self.name not in _switched_off(os.environ.get(PLAIN, ""))
+        return not _ALL_PLAIN.get() and self.name not in _switched_off(os.environ.get(PLAIN, ""))
 
     def here(self) -> bool:
         """Whether what is traced now uses it."""

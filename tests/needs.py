@@ -56,6 +56,10 @@ NEEDS = {
     "jq": Need(lambda: program("jq"), "jq is not installed (apt-get install jq)"),
     "linux": Need(lambda: sys.platform == "linux", "Linux with glibc"),
     "nginx": Need(lambda: program("nginx"), "nginx is not installed (apt-get install nginx-light)"),
+    "onnx": Need(
+        lambda: all(map(importlib.util.find_spec, ("jax2onnx", "onnxruntime"))),
+        "jax2onnx is not installed (pip install '.[onnx]' && pip install --no-deps jax2onnx)",
+    ),
     "pictures": Need(
         lambda: published("LINNAEUS_PICTURES", "*.jpg"),
         "LINNAEUS_PICTURES names no folder with the 504 pictures of the Grocery Store set",

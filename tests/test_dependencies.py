@@ -22,6 +22,8 @@ OWN = {"linnaeus_jax", "tests", "benchmarks", "docs", "configs"}
 #: what nothing imports here, since another library does -> the switch of ours that makes it do so, in a file
 SWITCHES = {
     "tzdata": ("zoneinfo", "linnaeus_jax/reading/dates.py"),
+    "onnx": ("jax2onnx", "linnaeus_jax/inference/files/onnx_program.py"),
+    "onnx-ir": ("jax2onnx", "linnaeus_jax/inference/files/onnx_program.py"),
     "flatbuffers": (".serialize()", "linnaeus_jax/inference/files/exporting.py"),
     "httptools": ("HttpToolsProtocol", "linnaeus_jax/inference/server/connections.py"),
     "python-multipart": ("starlette", "linnaeus_jax/inference/server/requests.py"),
@@ -45,7 +47,7 @@ PROGRAMS = {
 #: module -> distribution, where neither the name nor an installed package tells it
 DISTRIBUTIONS = {"huggingface_hub": "huggingface-hub", "sklearn": "scikit-learn"}
 #: what is asked after and never imported: another library would
-ASKED_AFTER = {"libtpu", "mpi4py", "jaxlib"}
+ASKED_AFTER = {"libtpu", "mpi4py", "jaxlib", "jax2onnx"}
 
 
 def normal(name: str) -> str:
@@ -95,7 +97,7 @@ def test_what_is_declared_is_used() -> None:
         assert switch in (ROOT / file).read_text(), name
     package = {*imported("linnaeus_jax", "configs"), *SWITCHES}
     assert package >= BASE
-    for extra in ("profile", "serve", "hub", "heic", "weights", "gpu-program"):
+    for extra in ("profile", "serve", "hub", "heic", "weights", "onnx", "gpu-program"):
         assert package >= EXTRAS[extra], extra
     assert {*imported("tests"), *PROGRAMS} >= EXTRAS["dev"]
     assert {*imported("tests"), *imported("benchmarks")} >= EXTRAS["bench"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun, jaxprs_in_params
 
 try:
     from jax.extend.core import get_opaque_trace_state
@@ -19,6 +19,7 @@ __all__ = [
     "JaxprEqn",
     "Var",
     "compilations",
+    "inlined",
     "jaxprs_in_params",
     "trace_state",
     "without_first",
@@ -54,3 +55,42 @@ def without_first(closed: ClosedJaxpr, count: int) -> Callable[[Any], Sequence[A
     jaxpr, (needed,) = dce_jaxpr(closed.jaxpr, used)
     rest = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
     return lambda argument: rest(argument) if needed else rest()
+
+
+#: operation that calls a traced function as it is -> parameter that holds it; of others, such as loops, it is a part
+_CALLS = {
+    "jit": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+
+def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., list[Any]]:
+    """What a traced function computes, without calls of functions in it, and some operations otherwise.
+
+    Without a parameter of that name in a call: KeyError, and there is no export to ONNX with that version.
+
+    Args:
+      replaced: name of an operation of one result -> what takes its arguments, and its parameters by keyword.
+    """
+
+    def evaluated(inner: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        jaxpr = inner.jaxpr
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*inner.consts, *arguments], strict=True))
+
+        def value(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            given, name = [value(atom) for atom in eqn.invars], eqn.primitive.name
+            if name in _CALLS:
+                results = evaluated(eqn.params[_CALLS[name]], given)
+            elif name in replaced:
+                results = [replaced[name](*given, **eqn.params)]
+            else:
+                made = eqn.primitive.bind(*given, **eqn.params)
+                results = made if eqn.primitive.multiple_results else [made]
+            values.update(zip(eqn.outvars, results, strict=True))
+        return [value(atom) for atom in jaxpr.outvars]
+
+    return lambda *arguments: evaluated(closed, arguments)

@@ -128,7 +128,8 @@ class PatchEmbed(nn.Module):
         tokens += [self.reg_token] if self.registers else []
         prefix = jnp.concatenate([*tokens, jnp.zeros((1, 0, self.features))], axis=1)
         if self.positions and self.placed_tokens:
-            prefix = prefix.at[:, : self.placed_tokens].add(self.pos_embed[:, : self.placed_tokens])
+            placed = prefix[:, : self.placed_tokens] + self.pos_embed[:, : self.placed_tokens]
+            prefix = jnp.concatenate([placed, prefix[:, self.placed_tokens :]], axis=1)
         return prefix.astype(self.dtype)
 
 

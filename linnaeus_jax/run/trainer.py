@@ -105,10 +105,7 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
             failure = _failure(error, host.progress.global_step)
             if failure is not None:
                 raise _failed(failure, sinks) from error
-            if isinstance(error, UserError):  # shown by whoever started the run
-                log_to_files(str(error))
-            else:
-                log.exception("the run failed")
+            log.exception("the run failed")
             sinks.close(exit_code=1)
             raise
 
@@ -117,8 +114,8 @@ def _failure(error: Exception, updates: int) -> TrainingError | None:
     """What someone can do something about; None for a fault of the program."""
     if isinstance(error, FloatingPointError):
         return explained(error, f"after {updates} updates, outside of an update")
-    if isinstance(error, TrainingError):
-        return error
+    if isinstance(error, UserError):
+        return error if isinstance(error, TrainingError) else TrainingError(str(error))
     if ended_elsewhere(error):
         return TrainingError("another process of this run ended; see what it said, then give the same command again")
     return as_infrastructure_error(error)

@@ -5,8 +5,9 @@
 
 OUT becomes a directory: model.jax_export takes any number of pictures on every platform it was exported for,
 classes.json says what its outputs mean, example.py names pictures with it in 20 lines, and weights.safetensors holds
-the weights under PyTorch's names. JAX reads the program of an earlier version for half a year; the README.md there says
-until when. The weights do not expire.
+the weights under PyTorch's names. With --onnx, model.onnx is the same program for ONNX runtimes. JAX reads the program
+of an earlier version for half a year; the README.md there says until when. The weights do not expire, nor does
+model.onnx.
 """
 
 from __future__ import annotations
@@ -29,20 +30,33 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--platforms", default="cpu,cuda", help="comma-separated: cpu, cuda, rocm, tpu (default: %(default)s)"
     )
+    parser.add_argument(
+        "--onnx", action="store_true", help="write model.onnx, too, compared with this program (needs jax2onnx)"
+    )
     parser.add_argument("--force", action="store_true", help="replace an export that lies there")
     tools.plugins_option(parser)
     options = parser.parse_args(argv)
-    from linnaeus_jax.inference.files.exporting import PROGRAM, check_out, check_platforms, write_export
+    from linnaeus_jax.inference.files.exporting import (
+        EXAMPLE,
+        ONNX_EXAMPLE,
+        PROGRAM,
+        check_out,
+        check_platforms,
+        write_export,
+    )
+    from linnaeus_jax.inference.files.onnx_program import translator
     from linnaeus_jax.inference.model import read_bundle_or_run
     from linnaeus_jax.reporting.logs import console
 
     platforms = check_platforms([name.strip() for name in options.platforms.split(",") if name.strip()])
     check_out(options.out, force=options.force)
+    if options.onnx:
+        translator()
     bundle = read_bundle_or_run(options.model, options.checkpoint, options.plugins)
     console.print(f"exporting {options.model} for {', '.join(platforms)} ...", soft_wrap=True)
-    readable = write_export(bundle, options.out, platforms, force=options.force)
+    readable = write_export(bundle, options.out, platforms, onnx=options.onnx, force=options.force)
     size = (options.out / PROGRAM).stat().st_size / 1e6
-    example = typed_command("python", options.out / "example.py", "PICTURE")
+    example = typed_command("python", options.out / (ONNX_EXAMPLE if options.onnx else EXAMPLE), "PICTURE")
     console.print(f"{options.out}: {PROGRAM} of {size:.1f} MB; try {example}", soft_wrap=True)
     console.print(readable, soft_wrap=True)
 

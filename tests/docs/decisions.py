@@ -25,6 +25,12 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
             "--torch convnext_tiny",
         ): "measures a GPU beside PyTorch; tests/test_train_step_benchmark.py measures this machine",
     },
+    "docs/exports.md": {
+        (
+            "network",
+            "pip install 'linnaeus-jax[onnx]' && pip install --no-deps jax2onnx",
+        ): "installs into the environment that is tested; .ci/run does so before the tests that need it",
+    },
     "docs/wandb_tensorboard.md": {
         (
             "account",
@@ -45,6 +51,11 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         "make test": ".ci/run",
         "make setup": ".ci/newcomer",
         ". .venv/bin/activate": ".ci/newcomer",
+    },
+    "docs/exports.md": {
+        "python -m linnaeus_jax.tools.export bundle exported_onnx --onnx": (
+            "tests/inference/test_onnx.py::test_the_example_answers_as_that_of_jax_does"
+        ),
     },
     "docs/clusters.md": dict.fromkeys(
         (

@@ -183,7 +183,7 @@ def test_a_program_that_has_expired_is_one_line(bundle, tmp_path, monkeypatch, c
     def expired(_: bytearray) -> None:
         raise ValueError("Exported being deserialized seems to be older than the 6-month\nwindow.")
 
-    (tmp_path / EXAMPLE).write_text(exporting._example(bundle), encoding="utf-8")
+    (tmp_path / EXAMPLE).write_text(exporting._example(bundle, exporting._BY_JAX), encoding="utf-8")
     (tmp_path / PROGRAM).write_bytes(b"program")
     (tmp_path / PIXELS).write_text("read_all = None")
     (tmp_path / ANSWERS).write_text("best_classes = None")

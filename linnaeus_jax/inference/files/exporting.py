@@ -9,6 +9,8 @@ pixels.py             what it reads pictures with, a copy of `data.portable_imag
 answers.py            what its outputs say, a copy of `inference.portable_answers`
 README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
+
+With `onnx`, for other runtimes: model.onnx, see `inference.files.onnx_program`, and example_onnx.py, by onnxruntime.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import dataclasses
 import datetime
 import functools
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +35,7 @@ from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.files.onnx_program import onnx_program
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.inference.paths import TaxonomyPaths
 from linnaeus_jax.models.depthwise import BY_PLATFORM
@@ -41,6 +45,7 @@ from linnaeus_jax.weights.files import IMAGE, write_state
 
 PROGRAM, CLASSES, WEIGHTS = "model.jax_export", "classes.json", "weights.safetensors"
 EXAMPLE, PIXELS, ANSWERS, README = "example.py", "pixels.py", "answers.py", "README.md"
+ONNX, ONNX_EXAMPLE = "model.onnx", "example_onnx.py"
 #: that JAX promises to read programs of an earlier version of itself, half a year, see jax.export's documentation
 GUARANTEED = datetime.timedelta(days=182)
 FORMAT = "linnaeus_jax export"
@@ -83,17 +88,22 @@ def _portable(model: ModelFamily) -> ModelFamily:
     return cast(ModelFamily, model.clone(**fields))
 
 
-def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, force: bool = False) -> str:
+def write_export(
+    bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, onnx: bool = False, force: bool = False
+) -> str:
     """Writes the files above beside `out`, and then moves them there; returns a line that says how long JAX reads them.
 
     Args:
+      onnx: write an ONNX program, too.
       force: replace what is there, if it is an export.
 
     Raises:
-      UserError: something else lies there, or an export and `force` is not set; or an unknown platform.
+      UserError: something else lies there, or an export and `force` is not set; or an unknown platform; or there can be
+        no ONNX program, see `onnx_program`.
     """
     check_out(out, force=force)
-    program = exported_program(bundle, platforms).serialize()
+    program, meaning = exported_program(bundle, platforms).serialize(), _classes(bundle)
+    in_onnx = onnx_program(bundle, json.dumps(meaning)) if onnx else None
     settings, taxonomy = bundle.settings, bundle.taxonomy
     params = bundle.variables["params"]
     collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
@@ -105,8 +115,11 @@ def write_export(bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS
     with replaced_directory(out) as unfinished:
         (unfinished / README).write_text(_README.format(readable=readable), encoding="utf-8")
         (unfinished / PROGRAM).write_bytes(program)
-        write_json(unfinished / CLASSES, _classes(bundle))
-        (unfinished / EXAMPLE).write_text(_example(bundle), encoding="utf-8", newline="\n")
+        write_json(unfinished / CLASSES, meaning)
+        (unfinished / EXAMPLE).write_text(_example(bundle, _BY_JAX), encoding="utf-8", newline="\n")
+        if in_onnx is not None:
+            (unfinished / ONNX).write_bytes(in_onnx)
+            (unfinished / ONNX_EXAMPLE).write_text(_example(bundle, _BY_ONNX), encoding="utf-8", newline="\n")
         for name, module in ((PIXELS, portable_images), (ANSWERS, portable_answers)):
             (unfinished / name).write_text(inspect.getsource(module), encoding="utf-8")
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
@@ -169,7 +182,7 @@ def _classes(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _example(bundle: Bundle) -> str:
+def _example(bundle: Bundle, runtime: dict[str, str]) -> str:
     encoder = bundle.encoder
     columns = ", ".join(column or "?" for component in encoder.components for column in component.columns)
     names = ", ".join(component.name for component in encoder.components)
@@ -178,7 +191,7 @@ def _example(bundle: Bundle) -> str:
         columns=f"  # {columns}" if columns else "",
         components=len(encoder.components),
         names=f"  # {names}" if names else "",
-        jax=jax.__version__,
+        **{name: text.format(jax=jax.__version__) for name, text in runtime.items()},
     )
 
 
@@ -191,25 +204,43 @@ _README = """\
 * `pixels.py`: how it reads pictures, as the program does that made this
 * `answers.py`: which taxa its outputs say, as the bundle does that was exported
 * `weights.safetensors`: the weights under PyTorch's names
+* `model.onnx`, `example_onnx.py`, where they were asked for: the same program for ONNX runtimes, and its use
 
 {readable}: keep it, or the bundle, to export the model again.
 """
 
+#: of `EXAMPLE_TEXT`, for each runtime
+_BY_JAX = {
+    "install": "jax flatbuffers pillow",
+    "imports": "jax, jax.export",
+    "load": """\
+renew = "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
+try: model = jax.export.deserialize(bytearray((folder / "model.jax_export").read_bytes()))
+except Exception as why: sys.exit(f"{{renew}} ({{' '.join(str(why).split())}})")""",
+    "call": "logits = {{task: np.asarray(z) for task, z in jax.jit(model.call)(image, meta, known).items()}}",
+}
+_BY_ONNX = {
+    "install": "onnxruntime pillow",
+    "imports": "onnxruntime",
+    "load": 'model = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])',
+    "call": """\
+given = {{"image": image, "meta": meta, "meta_valid": known}}
+tasks = [output.name for output in model.get_outputs()]
+logits = dict(zip(tasks, model.run(tasks, {{each.name: given[each.name] for each in model.get_inputs()}})))""",
+}
 EXAMPLE_TEXT = '''\
-"""Names what pictures show, without metadata: python example.py PICTURE... (pip install jax flatbuffers pillow)"""
+"""Names what pictures show, without metadata: python example.py PICTURE... (pip install {install})"""
 import json, pathlib, sys
-import jax, jax.export, numpy as np
+import {imports}, numpy as np
 from answers import best_classes
 from pixels import read_all
 folder = pathlib.Path(__file__).parent
-renew = "model.jax_export cannot be read: pip install jax=={jax}, or export the model again"
-try: model = jax.export.deserialize(bytearray((folder / "model.jax_export").read_bytes()))
-except Exception as why: sys.exit(f"{{renew}} ({{' '.join(str(why).split())}})")
+{load}
 classes = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
 image = read_all(sys.argv[1:], **classes["image"])
 meta = np.zeros((len(image), {width}), np.float32){columns}
 known = np.zeros((len(image), {components}), bool){names}
-logits = {{task: np.asarray(z) for task, z in jax.jit(model.call)(image, meta, known).items()}}
+{call}
 bad = [path for path, *rows in zip(sys.argv[1:], *logits.values()) if not all(np.isfinite(row).all() for row in rows)]
 for rank, (best, probability) in zip(classes["ranks"], best_classes(classes, logits).values()):
     for path, number, p in (each for each in zip(sys.argv[1:], best, probability) if each[0] not in bad):

@@ -1,0 +1,188 @@
+"""A model as an ONNX program, for runtimes of phones, browsers and other languages.
+
+`jax2onnx` translates the traced forward pass, in the plain form of every optimisation, operation by operation. The
+result is refused where onnxruntime does not give the logits of this program. Maxima over windows with a border are
+computed in another way, since their translation is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export as jax_export
+from jax import lax
+from numpy.typing import NDArray
+
+from linnaeus_jax import backend
+from linnaeus_jax.compat.jax_parts import inlined
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.forward import forward_pass
+from linnaeus_jax.models.family import ModelFamily
+
+#: jax2onnx asks for an older orbax than ours, which it does not need here
+INSTALL = "pip install 'linnaeus-jax[onnx]' && pip install --no-deps jax2onnx"
+INPUTS = ("image", "meta", "meta_valid")
+#: between the logits of onnxruntime and ours, of the largest one where that is above 1
+TOLERANCE = 1e-4
+_ROWS = 5
+#: of the plain form of a model; families have those that they have
+_PLAIN = {"depthwise_impl": "lax", "attn_impl": "xla", "scan_layers": False, "remat": False}
+_TALKATIVE = ("jax2onnx", "onnx_ir")
+
+
+def translator() -> Any:
+    """The function that translates.
+
+    Raises:
+      UserError: a library is not installed.
+    """
+    try:
+        importlib.import_module("onnxruntime")
+        with _quiet():
+            return importlib.import_module("jax2onnx").to_onnx
+    except ImportError as error:
+        raise UserError(f"ONNX needs {error.name}: {INSTALL}") from error
+
+
+def onnx_program(bundle: Bundle, about: str) -> bytes:
+    """The forward pass with its weights as an ONNX program.
+
+    Inputs are image uint8 [b, H, W, 3] and, of models with metadata, meta float32 [b, D] and meta_valid bool [b, K];
+    outputs are named by task, logits float32 [b, C]. `b` is any number of rows.
+
+    Args:
+      about: what the outputs mean, which is kept in the file as its metadata `linnaeus_jax`.
+
+    Raises:
+      UserError: a library is missing, an operation has no translation, or onnxruntime computes something else.
+    """
+    to_onnx = translator()
+    compute, inputs = _computed(bundle)
+    (rows,) = jax_export.symbolic_shape("b")
+    shapes = [jax.ShapeDtypeStruct((rows, *shape[1:]), kind) for shape, kind in inputs]
+    with backend.plain(), _quiet():
+        closed = jax.make_jaxpr(compute)(*shapes)
+        call = inlined(closed, {"reduce_window_max": _largest_of_windows})
+        try:
+            names = {"input_names": INPUTS[: len(shapes)], "output_names": bundle.tasks}
+            program = to_onnx(lambda *arguments: tuple(call(*arguments)), shapes, model_name="linnaeus_jax", **names)
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise UserError(f"{bundle.settings['type']} cannot be translated to ONNX by jax2onnx: {text}") from error
+    entry = program.metadata_props.add()
+    entry.key, entry.value = "linnaeus_jax", about
+    content: bytes = program.SerializeToString()
+    check(content, bundle)
+    return content
+
+
+def check(content: bytes, bundle: Bundle) -> float:
+    """The largest difference between the logits of onnxruntime and those of this program, see `TOLERANCE`; of images
+    with edges and noise, and metadata of which some components are missing.
+
+    Raises:
+      UserError: it is larger than that.
+    """
+    compute, inputs = _computed(bundle)
+    session = importlib.import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    rng, jitted, largest = np.random.default_rng(0), jax.jit(compute), 0.0
+    for rows in (1, _ROWS):
+        arrays = [_drawn(rng, (rows, *shape[1:]), kind) for shape, kind in inputs]
+        found = session.run(list(bundle.tasks), dict(zip(INPUTS, arrays)))
+        for task, ours, theirs in zip(bundle.tasks, jax.device_get(jitted(*arrays)), found, strict=True):
+            difference = float(np.abs(ours - theirs).max() / max(1.0, np.abs(ours).max()))
+            if not difference <= TOLERANCE:  # NaN, too
+                raise UserError(
+                    f"the ONNX program differs by {difference:.1e} at {task}, more than {TOLERANCE:.0e}: jax2onnx "
+                    "translated an operation wrongly; nothing was written"
+                )
+            largest = max(largest, difference)
+    return largest
+
+
+def _computed(bundle: Bundle) -> tuple[Callable[..., list[jax.Array]], list[tuple[tuple[int, ...], Any]]]:
+    """What is translated, and shape and dtype of its arguments for one row."""
+    model = _plain(bundle.model)
+    forward = functools.partial(forward_pass(model, bundle.preprocessing), bundle.variables)
+    inputs: list[tuple[tuple[int, ...], Any]] = [((1, *bundle.preprocessing.size, 3), np.uint8)]
+    if model.components:
+        inputs += [((1, model.meta_dim), np.float32), ((1, len(model.components)), np.bool_)]
+
+    def compute(image: jax.Array, *known: jax.Array) -> list[jax.Array]:
+        # a model without metadata has vectors without elements, which ONNX has no use for
+        meta = known or (jnp.zeros((image.shape[0], 0)), jnp.zeros((image.shape[0], 0), bool))
+        logits = forward(image, *meta)
+        return [logits[task] for task in bundle.tasks]
+
+    return compute, inputs
+
+
+def _plain(model: ModelFamily) -> ModelFamily:
+    fields: dict[str, Any] = {name: value for name, value in _PLAIN.items() if hasattr(model, name)}
+    return model.clone(**fields)
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+    if kind is np.bool_:
+        return rng.random(shape) < 0.5
+    if kind is np.float32:
+        return rng.uniform(-1, 1, shape).astype(np.float32)
+    rows, height, width, channels = shape
+    places = rng.uniform(0, 255, (rows, 4, 4, channels))
+    areas = places[:, np.arange(height) * 4 // height][:, :, np.arange(width) * 4 // width]
+    return np.clip(areas + rng.normal(0, 20, shape), 0, 255).astype(np.uint8)
+
+
+def _largest_of_windows(
+    x: jax.Array,
+    *,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    **_: Any,
+) -> jax.Array:
+    """`lax.reduce_window_max` without dilation, as the maximum of shifted slices.
+
+    A window that reaches over the border holds the outermost value, so repeating that changes no maximum.
+    """
+    for axis, (low, high) in enumerate(padding):
+        if low or high:
+            assert max(low, high) < window_dimensions[axis]
+            first, last = (lax.slice_in_dim(x, at, at + 1, axis=axis) for at in (0, x.shape[axis] - 1))
+            x = lax.concatenate([first] * low + [x] + [last] * high, axis)
+    windowed = [axis for axis in range(x.ndim) if max(window_dimensions[axis], window_strides[axis]) > 1]
+
+    def shifted(start: tuple[int, ...]) -> jax.Array:
+        part = x
+        for axis, first in zip(windowed, start):
+            stride = window_strides[axis]
+            count = (x.shape[axis] - window_dimensions[axis]) // stride + 1
+            part = lax.slice_in_dim(part, first, first + (count - 1) * stride + 1, stride, axis)
+        return part
+
+    starts = itertools.product(*(range(window_dimensions[axis]) for axis in windowed))
+    return functools.reduce(lax.max, map(shifted, starts))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it the translator says nothing: of its own examples whose libraries are missing, of shapes not known."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)

@@ -1,0 +1,134 @@
+"""ONNX programs: the logits of this program in another runtime, or a refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from PIL import Image
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.files import onnx_program
+from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE
+from linnaeus_jax.models.names import initial_variables
+from linnaeus_jax.registry import MODELS
+from linnaeus_jax.tools import export
+from tests.models.builds import build
+
+
+@settings(max_examples=30)
+@given(st.integers(3, 9), st.integers(3, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1), st.data())
+def test_maxima_over_windows(height, width, window, stride, border, data):
+    x = np.asarray(data.draw(st.randoms()).choices(range(-9, 9), k=2 * height * width), np.float32)
+    shape: dict[str, Any] = {"window_dimensions": (1, window, window, 1), "window_strides": (1, stride, stride, 1)}
+    border = min(border, window - 1)
+    shape["padding"] = ((0, 0), (border, border), (border, 0), (0, 0))
+    array = jnp.asarray(x.reshape(2, height, width, 1))
+    found = onnx_program._largest_of_windows(array, **shape)
+    np.testing.assert_array_equal(found, lax.reduce_window(array, -np.inf, lax.max, *shape.values()))
+
+
+def test_what_is_missing_is_said_before_anything_is_read(tmp_path, monkeypatch, capsys):
+    def without(name: str) -> object:
+        raise ModuleNotFoundError("no", name=name)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    assert export.main([str(tmp_path / "gone"), str(tmp_path / "out"), "--onnx"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"ONNX needs onnxruntime: {onnx_program.INSTALL}\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def program(bundle) -> bytes:
+    return onnx_program.onnx_program(bundle, '{"a": 1}')
+
+
+def session(content: bytes):
+    return importlib.import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.needs("onnx")
+def test_it_gives_our_logits_for_any_number_of_rows(program, bundle, model, pictures):
+    there = session(program)
+    assert there.get_modelmeta().custom_metadata_map["linnaeus_jax"] == '{"a": 1}'
+    assert [each.name for each in there.get_inputs()] == ["image", "meta", "meta_valid"]
+    rng = np.random.default_rng(0)
+    for rows in (1, 7):
+        image = model.read(list(pictures.pixels[:rows]))
+        meta = rng.uniform(-1, 1, (rows, bundle.encoder.width)).astype(np.float32)
+        valid = rng.random((rows, len(bundle.encoder.components))) < 0.5
+        found = there.run(list(bundle.tasks), {"image": image, "meta": meta, "meta_valid": valid})
+        for task, logits in zip(bundle.tasks, found, strict=True):
+            np.testing.assert_allclose(logits, model.forward(image, meta, valid)[task], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.needs("onnx")
+def test_a_wrong_translation_is_refused(program, bundle):
+    params = jax.tree.map(np.copy, bundle.variables["params"])
+    params["head"][bundle.tasks[0]]["fc"]["kernel"][0, 1] += 1e-2
+    other = dataclasses.replace(bundle, variables={"params": params})
+    assert onnx_program.check(program, bundle) < 1e-5
+    with pytest.raises(UserError, match=f"differs by .* at {bundle.tasks[0]}, more than 1e-04"):
+        onnx_program.check(program, other)
+    params["head"][bundle.tasks[0]]["fc"]["kernel"][0, 1] = np.nan
+    with pytest.raises(UserError, match="differs by nan"):
+        onnx_program.check(program, other)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("onnx")
+@pytest.mark.parametrize("family", [*MODELS])
+@pytest.mark.parametrize("components", [(), (("TEMPORAL", 2), ("SPATIAL", 3))], ids=["alone", "with metadata"])
+def test_every_family(bundle, family, components):
+    """`onnx_program` compares them itself."""
+    classes = {task: len(ids) for task, ids in bundle.taxonomy.classes.items()}
+    model = build(type=family, components=components, num_classes=classes, img_size=32, **ALSO.get(family, {}))
+    other = dataclasses.replace(bundle, model=model, variables=initial_variables(model, jax.random.key(0)))
+    there = session(onnx_program.onnx_program(other, ""))
+    assert len(there.get_inputs()) == (3 if components else 1)
+
+
+#: scanned layers, which are translated one by one
+ALSO: dict[str, dict[str, Any]] = {"ConvNeXt": {"variant": "test"}, "mFormerV1": {"scan_layers": True}}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("onnx")
+def test_the_example_answers_as_that_of_jax_does(bundle, tmp_path, pictures):
+    """Where neither this package nor jax can be imported."""
+    write_bundle(bundle, tmp_path / "bundle")
+    out = tmp_path / "out"
+    assert export.main([str(tmp_path / "bundle"), str(out), "--onnx"]) == 0
+    about = session((out / ONNX).read_bytes()).get_modelmeta().custom_metadata_map["linnaeus_jax"]
+    assert json.loads(about) == json.loads((out / CLASSES).read_text())
+    paths = [str(tmp_path / f"{number}.png") for number in range(5)]
+    for path, pixels in zip(paths, pictures.pixels):
+        Image.fromarray(pixels).save(path)
+    answers = []
+    for example, hidden in ((ONNX_EXAMPLE, ("linnaeus_jax", "jax")), (EXAMPLE, ("linnaeus_jax",))):
+        program = (
+            f"import runpy, sys; sys.modules.update(dict.fromkeys({hidden})); sys.argv = sys.argv[1:]; "
+            f"sys.path.insert(0, {str(out)!r}); runpy.run_path(sys.argv[0], run_name='__main__')"
+        )
+        command = [sys.executable, "-c", program, str(out / example), *paths]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = [line.split("\t") for line in done.stdout.splitlines()]
+        answers.append(([line[:4] for line in lines], [float(line[4]) for line in lines]))
+    (names, probabilities), (expected, wanted) = answers
+    assert names == expected
+    assert len(names) == 15
+    np.testing.assert_allclose(probabilities, wanted, rtol=0, atol=1e-3)
