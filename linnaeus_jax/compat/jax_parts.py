@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax import ensure_compile_time_eval
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun, jaxprs_in_params
 
 try:
@@ -66,12 +69,14 @@ _CALLS = {
 
 
 def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., list[Any]]:
-    """What a traced function computes, without calls of functions in it, and some operations otherwise.
+    """What a traced function computes, without calls of functions in it, and some operations otherwise. What depends on
+    no argument is computed at once.
 
     Without a parameter of that name in a call: KeyError, and there is no export to ONNX with that version.
 
     Args:
-      replaced: name of an operation of one result -> what takes its arguments, and its parameters by keyword.
+      replaced: name of an operation of one result -> what takes its arguments, and its parameters by keyword; or of a
+        function that is called -> what takes its arguments.
     """
 
     def evaluated(inner: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
@@ -83,13 +88,17 @@ def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> 
 
         for eqn in jaxpr.eqns:
             given, name = [value(atom) for atom in eqn.invars], eqn.primitive.name
-            if name in _CALLS:
-                results = evaluated(eqn.params[_CALLS[name]], given)
-            elif name in replaced:
-                results = [replaced[name](*given, **eqn.params)]
-            else:
-                made = eqn.primitive.bind(*given, **eqn.params)
-                results = made if eqn.primitive.multiple_results else [made]
+            called = str(eqn.params.get("name")) if name in _CALLS else name
+            known = not any(isinstance(each, Tracer) for each in given)
+            fixed = all(isinstance(size, int) for var in eqn.outvars for size in getattr(var.aval, "shape", ()))
+            with ensure_compile_time_eval() if known and fixed else contextlib.nullcontext():
+                if called in replaced:
+                    results = [replaced[called](*given, **({} if name in _CALLS else eqn.params))]
+                elif name in _CALLS:
+                    results = evaluated(eqn.params[_CALLS[name]], given)
+                else:
+                    made = eqn.primitive.bind(*given, **eqn.params)
+                    results = made if eqn.primitive.multiple_results else [made]
             values.update(zip(eqn.outvars, results, strict=True))
         return [value(atom) for atom in jaxpr.outvars]
 

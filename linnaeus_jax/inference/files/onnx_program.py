@@ -1,8 +1,8 @@
 """A model as an ONNX program, for runtimes of phones, browsers and other languages.
 
 `jax2onnx` translates the traced forward pass, in the plain form of every optimisation, operation by operation. The
-result is refused where onnxruntime does not give the logits of this program. Maxima over windows with a border are
-computed in another way, since their translation is wrong.
+result is refused where onnxruntime does not give the logits of this program. Some operations are said in other words
+first: maxima over windows with a border, whose translation is wrong, and what onnxruntime computes slowly as it stands.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def onnx_program(bundle: Bundle, about: str) -> bytes:
     shapes = [jax.ShapeDtypeStruct((rows, *shape[1:]), kind) for shape, kind in inputs]
     with backend.plain(), _quiet():
         closed = jax.make_jaxpr(compute)(*shapes)
-        call = inlined(closed, {"reduce_window_max": _largest_of_windows})
+        call = inlined(closed, _IN_OTHER_WORDS)
         try:
             names = {"input_names": INPUTS[: len(shapes)], "output_names": bundle.tasks}
             program = to_onnx(lambda *arguments: tuple(call(*arguments)), shapes, model_name="linnaeus_jax", **names)
@@ -172,6 +172,28 @@ def _largest_of_windows(
 
     starts = itertools.product(*(range(window_dimensions[axis]) for axis in windowed))
     return functools.reduce(lax.max, map(shifted, starts))
+
+
+def _product(x: jax.Array, y: jax.Array, *, dimension_numbers: Any, **options: Any) -> jax.Array:
+    """`lax.dot_general`; of the channels of an image, a convolution of 1 x 1, a third of the time in onnxruntime."""
+    if x.ndim == 4 and y.ndim == 2 and dimension_numbers == (((3,), (0,)), ((), ())):
+        chosen = {name: options[name] for name in ("precision", "preferred_element_type")}
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, y[None, None], (1, 1), "VALID", dimension_numbers=layout, **chosen)
+    return lax.dot_general_p.bind(x, y, dimension_numbers=dimension_numbers, **options)
+
+
+def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    """`lax.sub`; of a constant, a sum, which onnxruntime joins with the convolution before it."""
+    return lax.sub(x, y) if isinstance(y, jax.core.Tracer) else lax.add(x, -y)
+
+
+_IN_OTHER_WORDS: dict[str, Callable[..., jax.Array]] = {
+    "reduce_window_max": _largest_of_windows,
+    "dot_general": _product,
+    "sub": _difference,
+    "relu6": lambda x: jnp.clip(x, 0, 6),  # one operation, which it joins, too
+}
 
 
 @contextlib.contextmanager
