@@ -73,6 +73,12 @@ def forward_pass(
     return compute
 
 
+def layers_of(model: ModelFamily) -> tuple[str, ...]:
+    """Those that cost nothing beside the logits: tokens of metadata would need a second pass for the trunk, for which
+    `FUSED` with nothing known is the same."""
+    return (TRUNK, FUSED) if model.fuses_late else (FUSED,)
+
+
 @dataclass(frozen=True, eq=False)
 class Pending:
     """Outputs that are being computed: of each part, the device arrays and how many rows count."""

@@ -17,6 +17,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, usual_buckets
+from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
@@ -34,12 +35,18 @@ class Model:
       bundle: what it is made of.
       forward: the compiled forward pass.
       answers: from logits to predictions.
+
+    Args:
+      runtime: of the forward pass, see `in_onnxruntime`.
     """
 
-    def __init__(self, bundle: Bundle, buckets: Sequence[int] | None = None) -> None:
+    def __init__(self, bundle: Bundle, buckets: Sequence[int] | None = None, runtime: str = AUTO) -> None:
         self.bundle = bundle
         buckets = buckets or usual_buckets(bundle.preprocessing.size)
-        self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
+        if in_onnxruntime(bundle, runtime):
+            self.forward: Forward = OnnxForward(bundle, bundle.onnx, buckets)
+        else:
+            self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
         self.answers = Answers(bundle.taxonomy, bundle.calibration)
         self._others: dict[tuple[str, ...], Forward] = {}
 
@@ -227,6 +234,7 @@ def load(
     buckets: Sequence[int] | None = None,
     plugins: Sequence[str] = (),
     keep_freed_memory: bool = False,
+    runtime: str = AUTO,
 ) -> Model:
     """The model of a bundle, or of a run directory.
 
@@ -239,13 +247,14 @@ def load(
       keep_freed_memory: on Linux and CPUs memory that a forward pass frees stays with this process for the next one,
         as in the programs of this package: a quarter of the CPU time of a small network. It holds for all that the
         process does, until it ends, and works best before other threads are started.
+      runtime: "xla", "onnx", or "auto", see `in_onnxruntime`.
 
     Raises:
       UserError: no bundle and no run, or files that do not belong together.
     """
     if keep_freed_memory:
         process.keep_freed_memory(process.LARGEST_KEPT)
-    return Model(read_bundle_or_run(source, checkpoint, plugins), buckets)
+    return Model(read_bundle_or_run(source, checkpoint, plugins), buckets, runtime)
 
 
 def read_bundle_or_run(

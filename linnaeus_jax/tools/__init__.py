@@ -57,6 +57,15 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     )
 
 
+def runtime_option(parser: Any) -> None:
+    """Adds --runtime; the model says which ones there are."""
+    parser.add_argument(
+        "--runtime",
+        default="auto",
+        help="of the forward pass: xla, onnx, or auto (default: onnx on CPUs, where the bundle was made with --onnx)",
+    )
+
+
 def plugins_option(parser: argparse.ArgumentParser, what: str = "that a bundle needs") -> None:
     """Adds --plugins; `what` says in its help which ones."""
     parser.add_argument(

@@ -66,6 +66,7 @@ def work_options(parser: argparse.ArgumentParser) -> None:
         "--recursive", action=argparse.BooleanOptionalAction, default=True, help="also folders below folders (default)"
     )
     work.add_argument("--shard", metavar="I/N", help="only part I of N, I from 1 to N; each part has its own --out")
+    tools.runtime_option(work)
     work.add_argument("--batch-size", type=int, default=0, help="pictures computed at once (up to 64; on CPUs 8)")
     work.add_argument("--threads", type=int, default=0, help="that read pictures (one for each core)")
 
@@ -291,7 +292,9 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if args.queue > len(jobs):
         raise UserError(f"--queue {args.queue}: there are {len(jobs):,} pictures; give fewer")
-    model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
+    model = Model(
+        bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),), runtime=args.runtime
+    )
     options = options_of(args, model)
     if not bundle.calibration.rows:
         say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -22,6 +22,9 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import onnx_program
 from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE
+from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward
+from linnaeus_jax.inference.model import load
+from linnaeus_jax.inference.onnx_forward import OnnxForward, in_onnxruntime
 from linnaeus_jax.models.names import initial_variables
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.tools import export
@@ -53,16 +56,12 @@ def test_what_is_missing_is_said_before_anything_is_read(tmp_path, monkeypatch, 
 
 @pytest.fixture(scope="module")
 def program(bundle) -> bytes:
-    return onnx_program.onnx_program(bundle, '{"a": 1}')
-
-
-def session(content: bytes):
-    return importlib.import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    return onnx_program.onnx_program(bundle, '{"a": 1}', (FUSED,))
 
 
 @pytest.mark.needs("onnx")
 def test_it_gives_our_logits_for_any_number_of_rows(program, bundle, model, pictures):
-    there = session(program)
+    there = onnx_program.session(program)
     assert there.get_modelmeta().custom_metadata_map["linnaeus_jax"] == '{"a": 1}'
     assert [each.name for each in there.get_inputs()] == ["image", "meta", "meta_valid"]
     rng = np.random.default_rng(0)
@@ -80,12 +79,51 @@ def test_a_wrong_translation_is_refused(program, bundle):
     params = jax.tree.map(np.copy, bundle.variables["params"])
     params["head"][bundle.tasks[0]]["fc"]["kernel"][0, 1] += 1e-2
     other = dataclasses.replace(bundle, variables={"params": params})
-    assert onnx_program.check(program, bundle) < 1e-5
+    assert onnx_program.check(program, bundle, (FUSED,)) < 1e-5
     with pytest.raises(UserError, match=f"differs by .* at {bundle.tasks[0]}, more than 1e-04"):
         onnx_program.check(program, other)
     params["head"][bundle.tasks[0]]["fc"]["kernel"][0, 1] = np.nan
     with pytest.raises(UserError, match="differs by nan"):
         onnx_program.check(program, other)
+
+
+@pytest.mark.needs("onnx")
+def test_a_bundle_with_a_program_answers_by_it(program, bundle, model, pictures, tmp_path):
+    """Metadata of some pictures, more pictures than are computed at once, and vectors, also those that it lacks."""
+    write_bundle(dataclasses.replace(bundle, onnx=program), tmp_path / "bundle")
+    other = load(tmp_path / "bundle", buckets=(4,))
+    assert isinstance(other.forward, OnnxForward)
+    assert type(load(tmp_path / "bundle", runtime="xla").forward) is Forward
+    known: dict[str, Any] = {"latitude": [48.2, None] * 5, "longitude": [16.4, None] * 5}
+    found, expected = (each.predict(list(pictures.pixels[:10]), **known) for each in (other, model))
+    for one, two in zip(found, expected, strict=True):
+        assert [step.taxon_id for step in one.path] == [step.taxon_id for step in two.path]
+        probabilities = np.array([[step.probability for step in each.path] for each in (one, two)])
+        np.testing.assert_allclose(probabilities[0], probabilities[1], rtol=0, atol=1e-4)
+    for chosen in (True, False):
+        vectors, wanted = (
+            each.embed(list(pictures.pixels[:10]), with_metadata=chosen, **known) for each in (other, model)
+        )
+        np.testing.assert_allclose(vectors, wanted, rtol=0, atol=1e-4)
+    with_vectors = other.giving(FUSED, logits=True)
+    assert isinstance(with_vectors, OnnxForward)
+    assert {*with_vectors(*with_vectors.zeros(3))} == {*bundle.tasks, FUSED}
+    assert with_vectors.width(FUSED) == 16
+    assert type(other.giving(TRUNK)) is Forward
+    assert other.predict([]) == []
+
+
+def test_a_runtime_that_cannot_be_is_vectorsline(bundle, monkeypatch):
+    with pytest.raises(UserError, match=r"--runtime tensorrt is unknown; choose one of auto, xla, onnx"):
+        in_onnxruntime(bundle, "tensorrt")
+    with pytest.raises(UserError, match=r"--runtime onnx: small holds no ONNX program; make .* with --onnx"):
+        in_onnxruntime(bundle, "onnx")
+    assert not in_onnxruntime(bundle, "auto")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    holding = dataclasses.replace(bundle, onnx=b"x")
+    with pytest.raises(UserError, match=r"--runtime onnx: onnxruntime is not installed; pip install"):
+        in_onnxruntime(holding, "onnx")
+    assert not in_onnxruntime(holding, "auto")
 
 
 @pytest.mark.slow
@@ -97,7 +135,7 @@ def test_every_family(bundle, family, components):
     classes = {task: len(ids) for task, ids in bundle.taxonomy.classes.items()}
     model = build(type=family, components=components, num_classes=classes, img_size=32, **ALSO.get(family, {}))
     other = dataclasses.replace(bundle, model=model, variables=initial_variables(model, jax.random.key(0)))
-    there = session(onnx_program.onnx_program(other, ""))
+    there = onnx_program.session(onnx_program.onnx_program(other, ""))
     assert len(there.get_inputs()) == (3 if components else 1)
 
 
@@ -112,7 +150,7 @@ def test_the_example_answers_as_that_of_jax_does(bundle, tmp_path, pictures):
     write_bundle(bundle, tmp_path / "bundle")
     out = tmp_path / "out"
     assert export.main([str(tmp_path / "bundle"), str(out), "--onnx"]) == 0
-    about = session((out / ONNX).read_bytes()).get_modelmeta().custom_metadata_map["linnaeus_jax"]
+    about = onnx_program.session((out / ONNX).read_bytes()).get_modelmeta().custom_metadata_map["linnaeus_jax"]
     assert json.loads(about) == json.loads((out / CLASSES).read_text())
     paths = [str(tmp_path / f"{number}.png") for number in range(5)]
     for path, pixels in zip(paths, pictures.pixels):

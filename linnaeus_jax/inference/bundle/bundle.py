@@ -71,6 +71,7 @@ class Bundle:
       calibration: of probabilities.
       facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`.
       plugins: names of `env.plugins` that the model may need, without their directories.
+      onnx: the forward pass for onnxruntime, see `inference.files.onnx_program`; empty: none.
     """
 
     source: Path
@@ -83,6 +84,7 @@ class Bundle:
     calibration: Calibration
     facts: Mapping[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
+    onnx: bytes = b""
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ bundle.json           format, model, preprocessing, metadata, calibration, facts
 weights.safetensors   parameters and running statistics under their canonical names
 taxonomy.json         the tree, as in a run's assets
 class_index_map.json  taxon ids of the classes and back, and their names
+model.onnx            the forward pass for onnxruntime, where it was asked for
 README.md, images/    the card for people
 """
 
@@ -44,7 +45,7 @@ from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.settings import DEFAULTS
 
-WEIGHTS = BUNDLE_WEIGHTS
+WEIGHTS, ONNX = BUNDLE_WEIGHTS, "model.onnx"
 FORMAT = "linnaeus_jax bundle"
 FORMAT_VERSION = 1
 
@@ -138,7 +139,8 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     if state:
         raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
     rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest)
+    onnx = (path / ONNX).read_bytes() if ONNX in about["files"] else b""
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx)
 
 
 def write_bundle(
@@ -172,6 +174,8 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
         arrays |= params_to_torch(collection)
     write_state(directory / WEIGHTS, arrays, {"format": FORMAT})
     write_taxonomy(bundle.taxonomy, directory / TAXONOMY, directory / CLASS_MAP)
+    if bundle.onnx:
+        (directory / ONNX).write_bytes(bundle.onnx)
     if add_card is not None:
         add_card(directory)
     files = sorted(file for file in directory.rglob("*") if file.is_file())

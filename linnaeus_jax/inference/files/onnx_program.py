@@ -28,6 +28,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.system import usable_cores
 
 #: jax2onnx asks for an older orbax than ours, which it does not need here
 INSTALL = "pip install 'linnaeus-jax[onnx]' && pip install --no-deps jax2onnx"
@@ -54,27 +55,28 @@ def translator() -> Any:
         raise UserError(f"ONNX needs {error.name}: {INSTALL}") from error
 
 
-def onnx_program(bundle: Bundle, about: str) -> bytes:
+def onnx_program(bundle: Bundle, about: str, layers: Sequence[str] = ()) -> bytes:
     """The forward pass with its weights as an ONNX program.
 
     Inputs are image uint8 [b, H, W, 3] and, of models with metadata, meta float32 [b, D] and meta_valid bool [b, K];
-    outputs are named by task, logits float32 [b, C]. `b` is any number of rows.
+    outputs are named by task, logits float32 [b, C], then those of `layers`. `b` is any number of rows.
 
     Args:
       about: what the outputs mean, which is kept in the file as its metadata `linnaeus_jax`.
+      layers: vectors that it gives, too, see `forward_pass`.
 
     Raises:
       UserError: a library is missing, an operation has no translation, or onnxruntime computes something else.
     """
     to_onnx = translator()
-    compute, inputs = _computed(bundle)
+    compute, inputs = _computed(bundle, layers)
     (rows,) = jax_export.symbolic_shape("b")
     shapes = [jax.ShapeDtypeStruct((rows, *shape[1:]), kind) for shape, kind in inputs]
     with backend.plain(), _quiet():
         closed = jax.make_jaxpr(compute)(*shapes)
         call = inlined(closed, _IN_OTHER_WORDS)
         try:
-            names = {"input_names": INPUTS[: len(shapes)], "output_names": bundle.tasks}
+            names = {"input_names": INPUTS[: len(shapes)], "output_names": (*bundle.tasks, *layers)}
             program = to_onnx(lambda *arguments: tuple(call(*arguments)), shapes, model_name="linnaeus_jax", **names)
         except Exception as error:
             text = " ".join(str(error).split())[:300]
@@ -82,38 +84,48 @@ def onnx_program(bundle: Bundle, about: str) -> bytes:
     entry = program.metadata_props.add()
     entry.key, entry.value = "linnaeus_jax", about
     content: bytes = program.SerializeToString()
-    check(content, bundle)
+    check(content, bundle, layers)
     return content
 
 
-def check(content: bytes, bundle: Bundle) -> float:
-    """The largest difference between the logits of onnxruntime and those of this program, see `TOLERANCE`; of images
+def session(content: bytes) -> Any:
+    """A program in onnxruntime, on all cores that this process may use."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = usable_cores()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def check(content: bytes, bundle: Bundle, layers: Sequence[str] = ()) -> float:
+    """The largest difference between the outputs of onnxruntime and those of this program, see `TOLERANCE`; of images
     with edges and noise, and metadata of which some components are missing.
 
     Raises:
       UserError: it is larger than that.
     """
-    compute, inputs = _computed(bundle)
-    session = importlib.import_module("onnxruntime").InferenceSession(content, providers=["CPUExecutionProvider"])
+    compute, inputs = _computed(bundle, layers)
+    names, theirs = [*bundle.tasks, *layers], session(content)
     rng, jitted, largest = np.random.default_rng(0), jax.jit(compute), 0.0
     for rows in (1, _ROWS):
         arrays = [_drawn(rng, (rows, *shape[1:]), kind) for shape, kind in inputs]
-        found = session.run(list(bundle.tasks), dict(zip(INPUTS, arrays)))
-        for task, ours, theirs in zip(bundle.tasks, jax.device_get(jitted(*arrays)), found, strict=True):
-            difference = float(np.abs(ours - theirs).max() / max(1.0, np.abs(ours).max()))
+        found = theirs.run(names, dict(zip(INPUTS, arrays)))
+        for name, ours, other in zip(names, jax.device_get(jitted(*arrays)), found, strict=True):
+            difference = float(np.abs(ours - other).max() / max(1.0, np.abs(ours).max()))
             if not difference <= TOLERANCE:  # NaN, too
                 raise UserError(
-                    f"the ONNX program differs by {difference:.1e} at {task}, more than {TOLERANCE:.0e}: jax2onnx "
+                    f"the ONNX program differs by {difference:.1e} at {name}, more than {TOLERANCE:.0e}: jax2onnx "
                     "translated an operation wrongly; nothing was written"
                 )
             largest = max(largest, difference)
     return largest
 
 
-def _computed(bundle: Bundle) -> tuple[Callable[..., list[jax.Array]], list[tuple[tuple[int, ...], Any]]]:
+def _computed(
+    bundle: Bundle, layers: Sequence[str]
+) -> tuple[Callable[..., list[jax.Array]], list[tuple[tuple[int, ...], Any]]]:
     """What is translated, and shape and dtype of its arguments for one row."""
     model = _plain(bundle.model)
-    forward = functools.partial(forward_pass(model, bundle.preprocessing), bundle.variables)
+    forward = functools.partial(forward_pass(model, bundle.preprocessing, layers), bundle.variables)
     inputs: list[tuple[tuple[int, ...], Any]] = [((1, *bundle.preprocessing.size, 3), np.uint8)]
     if model.components:
         inputs += [((1, model.meta_dim), np.float32), ((1, len(model.components)), np.bool_)]
@@ -121,8 +133,8 @@ def _computed(bundle: Bundle) -> tuple[Callable[..., list[jax.Array]], list[tupl
     def compute(image: jax.Array, *known: jax.Array) -> list[jax.Array]:
         # a model without metadata has vectors without elements, which ONNX has no use for
         meta = known or (jnp.zeros((image.shape[0], 0)), jnp.zeros((image.shape[0], 0), bool))
-        logits = forward(image, *meta)
-        return [logits[task] for task in bundle.tasks]
+        outputs = forward(image, *meta)
+        return [outputs[name] for name in (*bundle.tasks, *layers)]
 
     return compute, inputs
 

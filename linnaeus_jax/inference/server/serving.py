@@ -29,7 +29,7 @@ from starlette.middleware.cors import CORSMiddleware
 from linnaeus_jax import __version__
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.inference.forward import FUSED, TRUNK
+from linnaeus_jax.inference.forward import FUSED, layers_of
 from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.server.access import HEALTH, Access
@@ -99,9 +99,7 @@ class Service:
 
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
         self.model, self.limits = copy.copy(model), limits
-        # tokens of metadata would need a second pass for the trunk: there nothing is known instead, see `prepare`
-        layers = (TRUNK, FUSED) if model.bundle.model.fuses_late else (FUSED,)
-        self.model.forward = model.giving(*layers, logits=True)
+        self.model.forward = model.giving(*layers_of(model.bundle.model), logits=True)
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
         self.batcher = Batcher(self.model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
