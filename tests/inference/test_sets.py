@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import betabinom
 
+from benchmarks import prediction_sets
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference import conformal, sets
@@ -75,6 +76,24 @@ def test_scores_and_thresholds_by_hand():
     assert found["50"] == 0.3  # the third of five, ceil(6 * 0.5)
     assert found["83"] == 0.1
     assert "84" not in found
+
+
+def test_the_benchmark_measures_these_sets():
+    """Its form `lac` and this package, of probabilities alone."""
+    rng = np.random.default_rng(0)
+    drawn_p, drawn_label = prediction_sets.drawn(rng, 500, 12, 2.0, "overconfident")
+    p, label = np.asarray(drawn_p, np.float64), np.asarray(drawn_label, np.int64)
+    score = prediction_sets.lac(p, p)
+    inside = score <= prediction_sets.threshold(score[np.arange(200), label[:200]])
+    least = sets.thresholds(sets.scores(p[:200], label[:200]))["90"]
+    np.testing.assert_array_equal(inside, sets.inside(p, least))
+    assert inside[np.arange(500), label][200:].mean() == pytest.approx(0.9, abs=0.05)
+    whole = np.ones((500, 1))
+    plain = prediction_sets.aps(p, whole)  # against a loop: a sum of probabilities down to the class, never empty
+    for row in range(5):
+        order = np.argsort(-p[row], kind="stable")
+        expected = np.cumsum(p[row][order])
+        np.testing.assert_allclose(plain[row][order], [-1.0, *expected[1:]])
 
 
 def test_leaves_of_labels():

@@ -153,7 +153,7 @@ def _card(row: Row, picture: str) -> str:
     if "set" in row:
         taxa = ", ".join(map(_label, row["set"][:SHOWN]))
         more = f" and {len(row['set']) - SHOWN:,} more" if len(row["set"]) > SHOWN else ""
-        notes = f'<p class="set">one of {taxa}{more}</p>{notes}'
+        notes = f'<p class="set">set: {taxa}{more}</p>{notes}'
     return (
         f'<article class="card"><figure>{picture}</figure><h3>{heading}</h3>'
         f'<p class="file">{html.escape(printable(row["file"]))}<br>{html.escape(used)}</p>'

@@ -45,7 +45,7 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
         what = f"{_name(answer)}{common}" if answer else "unknown"
         if "set" in row:
             more = f" and {len(row['set']) - SHOWN} more" if len(row["set"]) > SHOWN else ""
-            said = f"one of {', '.join(map(_name, row['set'][:SHOWN]))}{more}; {said}".removesuffix("; ")
+            said = f"set: {', '.join(map(_name, row['set'][:SHOWN]))}{more}; {said}".removesuffix("; ")
         lines.append([file, what, *([answer["rank"], _percent(answer)] if answer else ["", ""]), said])
     last = "path, with %" if width >= _WIDE else "finest, with %"
     result = table(printable(folder), ["picture", "answer", "rank", "%", last], lines)
