@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.stats import betabinom
 from benchmarks import prediction_sets
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
+from linnaeus_jax.files import read_sealed, sealed
 from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
@@ -284,3 +286,7 @@ def test_bundles_keep_thresholds(bundle, tmp_path):
     calibration = dataclasses.replace(bundle.calibration, sets=found, set_rows=99)
     write_bundle(dataclasses.replace(bundle, calibration=calibration), tmp_path / "b")
     assert read_bundle(tmp_path / "b").calibration == calibration
+    about = read_sealed(tmp_path / "b" / "bundle.json")
+    del about["calibration"]["sets"], about["calibration"]["set_rows"]  # as earlier versions wrote it
+    (tmp_path / "b" / "bundle.json").write_text(json.dumps(sealed(about)))
+    assert read_bundle(tmp_path / "b").calibration == bundle.calibration
