@@ -242,6 +242,7 @@ class Answers:
         given_up = np.zeros(best.shape, bool)
         if options.consistency == "documented" and self.taxonomy.tree.null_possible:
             given_up = documented_consistency(self.taxonomy.tree, best)
+        contradicting = given_up & (best >= self.taxonomy.first)  # null below a taxon is given up, too
         best = np.where(given_up, 0, best).astype(np.int32)
         probability = np.stack([by_task[task][every, best[:, t]] for t, task in enumerate(tasks)], axis=1)
         probability[given_up] = 1.0
@@ -271,7 +272,7 @@ class Answers:
             answer,
             top,
             np.stack(always, axis=1) if always else np.zeros((len(best), 0)),
-            self._reasons(logits, options, best, given_up, answer),
+            self._reasons(logits, options, best, contradicting, answer),
             held,
             size,
         )
@@ -281,7 +282,7 @@ class Answers:
         logits: Logits,
         options: AnswerOptions,
         best: NDArray[np.int32],
-        given_up: NDArray[np.bool_],
+        contradicting: NDArray[np.bool_],
         answer: NDArray[np.int64],
     ) -> NDArray[np.int8]:
         """Places in `reasons.CODES`, see `Answered`."""
@@ -294,7 +295,7 @@ class Answers:
         found = np.full(len(best), code(reasons.UNIDENTIFIED))
         found[(answer >= 0) & (self.leaves.of(end) >= 0)] = code(reasons.NO_CLASS_BELOW)
         found[named] = code(below)
-        found[(finer & given_up).any(axis=1)] = code(reasons.CONTRADICTION)
+        found[(finer & contradicting).any(axis=1)] = code(reasons.CONTRADICTION)
         found[answer == 0] = 0
         rows = np.flatnonzero(answer != 0)
         if options.allowed is not None and len(rows):

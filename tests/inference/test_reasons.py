@@ -97,7 +97,8 @@ def test_no_class_below():
 
 def test_it_looks_like_what_is_identified_no_further():
     expected = "it looks most like training pictures that are identified no further"
-    assert told(answered(ENDS)) == ("genus", "unidentified", expected)
+    for consistency in CONSISTENCY:
+        assert told(answered(ENDS, consistency=consistency)) == ("genus", "unidentified", expected)
     expected = "it looks most like training pictures that are not identified"
     assert told(answered(UNKNOWN)) == ("", "unidentified", expected)
 

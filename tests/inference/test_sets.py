@@ -15,6 +15,7 @@ from benchmarks import prediction_sets
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import read_sealed, sealed
+from linnaeus_jax.inference import answers as blocks
 from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
@@ -239,7 +240,7 @@ def test_one_taxon_where_it_is_certain():
     assert (one.set or ())[0] == one.answer
 
 
-def test_equal_outputs_give_equal_sets_whatever_stands_beside_them():
+def test_equal_outputs_give_equal_sets_whatever_stands_beside_them(monkeypatch):
     taxonomy = small_taxonomy()
     logits, labels = drawn(taxonomy, 200, np.random.default_rng(0), 0.5)
     logits = {task: np.round(z) for task, z in logits.items()}  # many ties
@@ -249,6 +250,8 @@ def test_equal_outputs_give_equal_sets_whatever_stands_beside_them():
     for row in range(0, 200, 17):
         (alone,) = answers(part(logits, slice(row, row + 1)), options)
         assert (alone.set, alone.set_size) == (whole[row].set, whole[row].set_size)
+    monkeypatch.setattr(blocks, "BLOCK", 40)  # a few rows at a time
+    assert answers(logits, options) == whole
 
 
 def test_answers_stay_what_they_are():
