@@ -74,7 +74,7 @@ reference: $(READY)
 	$(BIN)/python -m docs.make_reference
 
 bench: $(READY)
-	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features efficientnet_forward backbones debugging saving start_up temperature_prior; do \
+	for program in train_step bytes_moved heads_and_losses input_pipeline reading building host_work step_features efficientnet_forward backbones debugging saving start_up temperature_prior prediction_sets; do \
 	  $(BIN)/python -m benchmarks.$$program || exit 1; done
 	$(BIN)/python -m benchmarks.predicting costs --pairs 3
 

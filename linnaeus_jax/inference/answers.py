@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
 
 import jax
 import numpy as np
@@ -12,10 +12,18 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import in_order
-from linnaeus_jax.inference import conformal
+from linnaeus_jax.inference import conformal, reasons, sets
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, check_finite, documented_consistency, log_softmax
+from linnaeus_jax.inference.paths import (
+    NONE,
+    Logits,
+    TaxonomyPaths,
+    check_finite,
+    documented_consistency,
+    log_softmax,
+    some,
+)
 from linnaeus_jax.inference.results import Prediction, Taxon
 
 CONSISTENCY = ("path", "documented")
@@ -40,6 +48,8 @@ class AnswerOptions:
       allowed: task -> bool [C]; None: all classes.
       always: (task, class index) of the taxa that are always reported.
       class_balance: see `TaxonomyPaths.__call__`.
+      coverage: that was asked for.
+      least_share: of the taxa of a set, see `sets`; None: no sets.
     """
 
     top_k: int = TOP_K
@@ -48,11 +58,21 @@ class AnswerOptions:
     allowed: Mapping[str, NDArray[np.bool_]] | None = None
     always: tuple[tuple[str, int], ...] = field(default=())
     class_balance: float = 0.0
+    coverage: float | None = None
+    least_share: float | None = None
 
 
 #: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
-#: the most probable classes of every rank and their probabilities; probabilities of what is always reported
-AnsweredRow = tuple[list[tuple[int, float]], int, list[tuple[list[int], list[float]]], list[float]]
+#: the most probable classes of every rank and their probabilities; probabilities of what is always reported; code of
+#: the reason; the taxa of the set and how many leaves these are, None and 0 where no sets are wanted
+AnsweredRow = tuple[
+    list[tuple[int, float]],
+    int,
+    list[tuple[list[int], list[float]]],
+    list[float],
+    str,
+    tuple[list[sets.Entry] | None, int],
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +86,9 @@ class Answered:
       answer: int64 [N], which rank is the deepest that is probable enough; -1: none.
       top: task -> the most probable classes, int64 [N, k], best first, and their probabilities, float64 [N, k].
       always: float64 [N, A], probabilities of `AnswerOptions.always`.
+      reason: int8 [N], places in `reasons.CODES`.
+      sets: object [N], lists of `sets.Entry`; [0] where no sets are wanted.
+      set_size: int64 [N], leaves of each set; [0] likewise.
     """
 
     best: NDArray[np.int32]
@@ -74,6 +97,9 @@ class Answered:
     answer: NDArray[np.int64]
     top: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
     always: NDArray[np.float64]
+    reason: NDArray[np.int8]
+    sets: NDArray[np.object_]
+    set_size: NDArray[np.int64]
 
     def rows(self, tasks: Sequence[str]) -> Iterator[AnsweredRow]:
         """Every picture as plain numbers; a rank that was given up lists null alone.
@@ -86,12 +112,15 @@ class Answered:
         places = (len(tasks) - 1 - self.answer).tolist()
         tops = [[array.tolist() for array in self.top[task]] for task in tasks]
         lost = ([NONE], [1.0])
+        codes = [reasons.CODES[code] for code in self.reason.tolist()]
+        held = zip(self.sets.tolist(), self.set_size.tolist()) if len(self.set_size) else repeat((None, 0))
+        listed = list(islice(held, len(places)))
         for row, place in enumerate(places):
             top = [
                 lost if gone else (classes[row], probabilities[row])
                 for (classes, probabilities), gone in zip(tops, given_up[row])
             ]
-            yield list(zip(path[0][row], path[1][row])), place, top, always[row]
+            yield list(zip(path[0][row], path[1][row])), place, top, always[row], codes[row], listed[row]
 
 
 class Answers:
@@ -100,6 +129,7 @@ class Answers:
     def __init__(self, taxonomy: Taxonomy, calibration: Calibration) -> None:
         self.taxonomy, self.calibration = taxonomy, calibration
         self._paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
+        self.leaves = sets.Leaves(taxonomy)
 
     def options(
         self,
@@ -111,6 +141,7 @@ class Answers:
         always_report: str | int | Iterable[str | int] = (),
         coverage: float | None = None,
         class_balance: float = 0.0,
+        as_sets: bool = False,
     ) -> AnswerOptions:
         """Checked options.
 
@@ -122,6 +153,7 @@ class Answers:
           always_report: taxa that are reported whatever their probability.
           class_balance: 0: taxa are as likely beforehand as in training; 1: all alike, which gives rare ones more
             answers and common ones fewer.
+          as_sets: with a `coverage`: also the smallest set of taxa that holds the truth as often; see `sets`.
 
         Raises:
           UserError: a value that cannot be, or taxa that the model does not know.
@@ -141,6 +173,9 @@ class Answers:
                 if consistency == "path"
                 else "class_balance is of answers by the best path; leave out consistency 'documented'"
             )
+        least_share = None
+        if as_sets and coverage is None:
+            raise UserError("sets of taxa are made for a coverage; give one, such as 0.9, or ask for answers")
         if coverage is not None:
             if restrict is not None or consistency != "path" or class_balance:
                 raise UserError(
@@ -149,9 +184,20 @@ class Answers:
                 )
             known = self.calibration
             min_confidence = conformal.least_confidence(known.coverage, known.coverage_rows, coverage)
+            if as_sets:
+                least_share = conformal.threshold(known.sets, known.set_rows, coverage, "a set for coverage")
         allowed = None if restrict is None else self.taxonomy.allowed(restrict)
         always = tuple(dict.fromkeys(self.taxonomy.find(always_report)))
-        return AnswerOptions(int(top_k), float(min_confidence), consistency, allowed, always, float(class_balance))
+        return AnswerOptions(
+            int(top_k),
+            float(min_confidence),
+            consistency,
+            allowed,
+            always,
+            float(class_balance),
+            coverage,
+            least_share,
+        )
 
     def probabilities(
         self, logits: Logits, options: AnswerOptions
@@ -196,6 +242,7 @@ class Answers:
         given_up = np.zeros(best.shape, bool)
         if options.consistency == "documented" and self.taxonomy.tree.null_possible:
             given_up = documented_consistency(self.taxonomy.tree, best)
+        contradicting = given_up & (best >= self.taxonomy.first)  # null below a taxon is given up, too
         best = np.where(given_up, 0, best).astype(np.int32)
         probability = np.stack([by_task[task][every, best[:, t]] for t, task in enumerate(tasks)], axis=1)
         probability[given_up] = 1.0
@@ -211,9 +258,51 @@ class Answers:
             index = index if listed is None else listed[index]
             top[task] = (index, np.take_along_axis(by_task[task], index, axis=1))
         always = [by_task[task][:, index] for task, index in options.always]
+        held: NDArray[np.object_] = np.zeros(0, object)
+        size = np.zeros(0, np.int64)
+        if options.least_share is not None:
+            inside = sets.inside(self.leaves.shares(by_task), options.least_share)
+            held, size = np.empty(len(best), object), inside.sum(axis=1)
+            for row, entries in enumerate(self.leaves.written(inside, by_task)):  # of one length they would be a table
+                held[row] = entries
         return Answered(
-            best, probability, given_up, answer, top, np.stack(always, axis=1) if always else np.zeros((len(best), 0))
+            best,
+            probability,
+            given_up,
+            answer,
+            top,
+            np.stack(always, axis=1) if always else np.zeros((len(best), 0)),
+            self._reasons(logits, options, best, contradicting, answer),
+            held,
+            size,
         )
+
+    def _reasons(
+        self,
+        logits: Logits,
+        options: AnswerOptions,
+        best: NDArray[np.int32],
+        contradicting: NDArray[np.bool_],
+        answer: NDArray[np.int64],
+    ) -> NDArray[np.int8]:
+        """Places in `reasons.CODES`, see `Answered`."""
+        first, width = self.taxonomy.first, best.shape[1]
+        finer = np.arange(width) < np.where(answer < 0, width, answer)[:, None]
+        named = (finer & (best >= first)).any(axis=1)
+        end = np.where(np.arange(width) >= np.maximum(answer, 0)[:, None], best, NONE)
+        below = reasons.LOW_PROBABILITY if options.coverage is None else reasons.COVERAGE
+        code = reasons.CODES.index
+        found = np.full(len(best), code(reasons.UNIDENTIFIED))
+        found[(answer >= 0) & (self.leaves.of(end) >= 0)] = code(reasons.NO_CLASS_BELOW)
+        found[named] = code(below)
+        found[(finer & contradicting).any(axis=1)] = code(reasons.CONTRADICTION)
+        found[answer == 0] = 0
+        rows = np.flatnonzero(answer != 0)
+        if options.allowed is not None and len(rows):
+            free, _ = self.probabilities(some(logits, rows), replace(options, allowed=None))
+            out = [~np.append(options.allowed[task], True)[free[:, t]] for t, task in enumerate(self.taxonomy.tasks)]
+            found[rows[(finer[rows] & np.stack(out, axis=1)).any(axis=1)]] = code(reasons.RESTRICTED)
+        return found.astype(np.int8)
 
     def __call__(
         self,
@@ -239,7 +328,7 @@ class Answers:
         """The rows of `answered` with names."""
         tasks = self.taxonomy.tasks[::-1]
         found = []
-        for row, (path, place, tops, always) in enumerate(answered.rows(tasks)):
+        for row, (path, place, tops, always, code, (listed, size)) in enumerate(answered.rows(tasks)):
             taxa = tuple(self.taxon(task, *each) for task, each in zip(tasks, path, strict=True))
             top = {
                 self.taxonomy.ranks[task]: tuple(map(self.taxon, repeat(task), *each))
@@ -248,7 +337,9 @@ class Answers:
             answer = taxa[place] if place < len(taxa) else None
             fixed = tuple(self.taxon(*where, p) for where, p in zip(options.always, always, strict=True))
             said = inputs[row] if inputs else (), notes[row] if notes else ()
-            found.append(Prediction(taxa, top, answer, fixed, *said))
+            why = reasons.text(code, answer.rank if answer else "", options.min_confidence, options.coverage)
+            members = None if listed is None else tuple(self.taxon(tasks[~at], i, p) for at, i, p in listed)
+            found.append(Prediction(taxa, top, answer, fixed, *said, code, why, members, size))
         return found
 
     def taxon(self, task: str, index: int, probability: float) -> Taxon:

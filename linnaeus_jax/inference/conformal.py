@@ -53,21 +53,34 @@ def held(score: NDArray[np.float64], level: int, seed: int = 0) -> float:
     Returns:
       NaN where a half has too few rows for it.
     """
-    halves = np.array_split(np.random.default_rng(seed).permutation(score), 2)
-    right = 0
+    rows = held_rows(score, level, seed)
+    return float("nan") if rows is None else float(rows.mean())
+
+
+def held_rows(score: NDArray[np.float64], level: int, seed: int = 0) -> NDArray[np.bool_] | None:
+    """bool [n], what `held` is the share of; None where a half has too few rows."""
+    halves = np.array_split(np.random.default_rng(seed).permutation(len(score)), 2)
+    right = np.zeros(len(score), bool)
     for own, other in (halves, halves[::-1]):
-        found = thresholds(other)
+        found = thresholds(score[other])
         if str(level) not in found:
-            return float("nan")
-        right += int((own <= found[str(level)]).sum())
-    return right / len(score)
+            return None
+        right[own] = score[own] <= found[str(level)]
+    return right
 
 
 def least_confidence(found: Mapping[str, float], rows: int, level: float) -> float:
-    """`min_confidence` whose answers hold the truth in a share `level` of pictures like those that were measured.
+    """`min_confidence` whose answers hold the truth in a share `level` of pictures like those that were measured; see
+    `threshold`."""
+    return float(np.nextafter(threshold(found, rows, level), 2.0))
+
+
+def threshold(found: Mapping[str, float], rows: int, level: float, what: str = "coverage") -> float:
+    """The one for a share `level`.
 
     Args:
       found: of `thresholds`.
+      what: is asked for, in messages.
       rows: that they were measured on.
 
     Raises:
@@ -76,17 +89,17 @@ def least_confidence(found: Mapping[str, float], rows: int, level: float) -> flo
     per_cent = round(100 * level) if math.isfinite(level) else 0
     if not math.isclose(100 * level, per_cent, abs_tol=1e-6) or per_cent not in LEVELS:
         raise UserError(
-            f"coverage is {level:g}; give a share from {LEVELS[0] / 100:g} to {LEVELS[-1] / 100:g} in steps of 0.01"
+            f"{what} is {level:g}; give a share from {LEVELS[0] / 100:g} to {LEVELS[-1] / 100:g} in steps of 0.01"
         )
     if not rows:
         raise UserError(
-            f"coverage {level:g} needs thresholds that were measured on validation rows, and this model has none: make "
+            f"{what} {level:g} needs thresholds that were measured on validation rows, and this model has none: make "
             "its bundle anew from its run with tools.bundle, without --without-data"
         )
     if str(per_cent) not in found:
         needed = -(-per_cent // (100 - per_cent))
         raise UserError(
-            f"coverage {level:g} needs at least {needed} validation rows labelled at the finest rank, and the "
+            f"{what} {level:g} needs at least {needed} validation rows labelled at the finest rank, and the "
             f"thresholds of this model were measured on {rows}; ask for less, or train with more validation rows"
         )
-    return float(np.nextafter(found[str(per_cent)], 2.0))
+    return found[str(per_cent)]

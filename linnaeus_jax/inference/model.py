@@ -66,6 +66,7 @@ class Model:
         always_report: str | int | Iterable[str | int] = (),
         coverage: float | None = None,
         class_balance: float = 0.0,
+        as_sets: bool = False,
     ) -> list[Prediction]:
         """One prediction per picture, in their order.
 
@@ -74,7 +75,7 @@ class Model:
           latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
             NaN: unknown.
           components: numbers of metadata components by name, for those that are not computed from the above.
-          top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance: see
+          top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance, as_sets: see
             `Answers.options`.
 
         Raises:
@@ -90,6 +91,7 @@ class Model:
             always_report=always_report,
             coverage=coverage,
             class_balance=class_balance,
+            as_sets=as_sets,
         )
 
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import reasons
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 Logits = Mapping[str, NDArray[np.float32]]
@@ -48,11 +49,13 @@ EVEN_SHARE = 0.01
 #: training rows that are added to those of every path, and to those of a path that ends above the children of its taxon
 SEEN, ENDED = 0.5, 0.01
 #: why an image has no answer
-NOT_FINITE = "the outputs of the model are not finite: its weights, or the metadata of this image, are too large"
+NOT_FINITE = reasons.text(reasons.NOT_FINITE)
 
 
 class NotFiniteError(UserError):
     """Rows whose outputs hold NaN or infinity, which are never an answer."""
+
+    reason = reasons.NOT_FINITE
 
 
 def finite_rows(logits: Logits) -> NDArray[np.bool_]:

@@ -48,6 +48,11 @@ class Prediction:
       always: the taxa that are always reported, in the order in which they were given.
       inputs: kinds of metadata that were used: component names.
       notes: what was given but not used, and why.
+      reason, reason_text: why the answer ends above the finest rank, one of `reasons.CODES` and in words; "" where it
+        does not.
+      set: taxa of any ranks, the most probable first, that hold the truth with the coverage asked for; None: no set was
+        asked for, see `sets`.
+      set_size: how many taxa without any below them these are.
     """
 
     path: tuple[Taxon, ...]
@@ -56,6 +61,10 @@ class Prediction:
     always: tuple[Taxon, ...] = ()
     inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    reason: str = ""
+    reason_text: str = ""
+    set: tuple[Taxon, ...] | None = None
+    set_size: int = 0
 
     def __str__(self) -> str:
         """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
@@ -79,4 +88,8 @@ class Prediction:
             "always": [dict(vars(taxon)) for taxon in self.always],
             "inputs": list(self.inputs),
             "notes": list(self.notes),
+            "reason": self.reason,
+            "reason_text": self.reason_text,
+            **({} if self.set is None else {"set": [dict(vars(taxon)) for taxon in self.set]}),
+            **({} if self.set is None else {"set_size": self.set_size}),
         }

@@ -7,7 +7,7 @@ bundle, its evaluation on other data, and tables and pages of mistakes are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,13 +165,16 @@ def accuracy_by_rows(judged: Judged, rows: Sequence[int]) -> list[tuple[int, int
     """
     known = judged.known[:, 0]
     count, right = np.asarray(rows)[judged.label[known, 0]], judged.right[known, 0]
-    found = []
+    return [(low, most, int(rows.sum()), float(right[rows].mean())) for low, most, rows in count_groups(count)]
+
+
+def count_groups(count: NDArray[np.integer]) -> Iterator[tuple[int, int | None, NDArray[np.bool_]]]:
+    """Groups of rows by the training rows [N] of their class: least, most (None: no limit), and which rows, bool [N];
+    groups without rows are left out, and rows with a negative number are in none."""
     for least, above in zip(COUNTS, (*COUNTS[1:], None)):
         inside = (count >= least) & (count < (np.inf if above is None else above))
         if inside.any():
-            most = None if above is None else above - 1
-            found.append((least, most, int(inside.sum()), float(right[inside].mean())))
-    return found
+            yield least, None if above is None else above - 1, inside
 
 
 def nll(judged: Judged) -> NDArray[np.float64]:

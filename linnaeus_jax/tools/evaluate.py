@@ -114,7 +114,7 @@ def of_bundle(options: argparse.Namespace) -> int:
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     """Prints the tables of `evaluation_page.summary`."""
     from linnaeus_jax.inference.quality.evaluating import PATH
-    from linnaeus_jax.inference.quality.evaluation_page import haurc_text
+    from linnaeus_jax.inference.quality.evaluation_page import COVERAGE_COLUMNS, coverage_rows, haurc_text
     from linnaeus_jax.metrics.judged import roll_up_rows
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import percent, table
@@ -132,6 +132,8 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     rows = roll_up_rows(numbers["roll_up"], percent)
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))
+    if rows := coverage_rows(numbers, percent):
+        console.print(table("answers and sets by --coverage", COVERAGE_COLUMNS, rows))
     if text := haurc_text(numbers).strip():
         console.print(text, soft_wrap=True)
 

@@ -104,6 +104,13 @@ def argument_parser() -> argparse.ArgumentParser:
         help="instead: the finest taxon so that this share of the answers, such as 0.9, holds the truth",
     )
     answers.add_argument(
+        "--as",
+        dest="form",
+        choices=("answers", "sets"),
+        default="answers",
+        help="sets: with --coverage, also the smallest set of taxa that holds the truth as often (default: answers)",
+    )
+    answers.add_argument(
         "--class-balance",
         type=float,
         default=0.0,
@@ -208,8 +215,10 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
         "always_report": taxa_of(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
+        **({} if args.form == "answers" else {"as": args.form}),
         **({"class_balance": args.class_balance} if args.class_balance else {}),
         "gallery": args.gallery is not None,
+        "reasons": True,  # lines of earlier versions had none
     }
 
 
@@ -238,6 +247,8 @@ def check(args: argparse.Namespace) -> None:
         check_format(args.out)
     if args.queue < 0:
         raise UserError(f"--queue is {args.queue}; give a number of pictures")
+    if args.form == "sets" and args.coverage is None:
+        raise UserError("--as sets needs --coverage, such as 0.9; give it, or leave out --as")
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
     check_source(args, {"--out": args.out, "--gallery": args.gallery})
@@ -268,6 +279,7 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
         always_report=taxa_of(args.always_report) if args.always_report else (),
         coverage=args.coverage,
         class_balance=args.class_balance,
+        as_sets=args.form == "sets",
     )
 
 

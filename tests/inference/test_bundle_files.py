@@ -160,6 +160,8 @@ WRONG: dict[tuple[Any, ...], list[Any]] = {
     ("calibration", "rows"): [-1, "many", 1.5],
     ("calibration", "coverage"): [[], {"90": 1.5}, {"90": "0.5"}, {"90": float("nan")}, 0.9],
     ("calibration", "coverage_rows"): [-1, "many", 1.5],
+    ("calibration", "sets"): [[], {"90": 1.5}, {"90": "0.5"}, {"90": float("nan")}, 0.9],
+    ("calibration", "set_rows"): [-1, "many", 1.5],
     ("calibration", "path_counts"): [[], {"taxa_L10": [1]}, {"taxa_L10": 3}, {"taxa_L10": [-1, 2, 3, 4, 5]}],
     ("files",): [[], {}],
     ("files", "taxonomy.json"): [None, "x", 1],

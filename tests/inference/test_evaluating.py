@@ -149,6 +149,37 @@ def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
     assert "SPATIAL is in no dataset of the file" in said
 
 
+def test_answers_and_sets_for_a_coverage(bundle, data, tmp_path, capsys):
+    """By thresholds of no probability and of all taxa: answers are species, sets hold all four."""
+    counts = {task: [7] * size for task, size in bundle.taxonomy.tree.num_classes.items()}
+    thresholds = {"coverage": {"90": 0.0}, "coverage_rows": 9, "sets": {"90": 0.0}, "set_rows": 9}
+    known = dataclasses.replace(bundle.calibration, **thresholds, path_counts=counts)
+    write_bundle(dataclasses.replace(bundle, calibration=known), tmp_path / "bundle")
+    out = tmp_path / "report.html"
+    given = [str(tmp_path / "bundle"), f"--labels={data.labels}", f"--images={data.images}", "--batch-size=8"]
+    assert evaluate.main([*given, "--json", f"--report={out}"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["coverage"]
+    assert found["answers"]["unanswered"] <= 1
+    group = {
+        "from": 5,
+        "to": 9,
+        "rows": 4,
+        "held": 1.0,
+        "mean_size": 4.0,
+    }  # rows 3 and 5 are of a species unknown to it
+    assert found["sets"] == {
+        "coverage": 0.9,
+        "held": 1.0,
+        "mean_size": 4.0,
+        "mean_taxa": 3.0,  # a genus of two, and two species
+        "single": 0.0,
+        "by_training_rows": [group],
+    }
+    assert "training rows of the taxon" in out.read_text()
+    assert evaluate.main(given) == 0
+    assert "answers and sets by --coverage" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -19,7 +19,13 @@ def row(name: str, answered: bool = True, **others: Any) -> dict[str, Any]:
     family = {"rank": "family", "taxon_id": 31, "name": "Par<idae", "common_name": "tits", "probability": 0.9}
     species = {"rank": "species", "taxon_id": 0, "name": "", "common_name": "", "probability": 0.6}
     answer = family if answered else None
-    known = {"metadata_from": "exif", "inputs": ["SPATIAL"], "notes": ["lat <91>"], "always": []}
+    known = {
+        "metadata_from": "exif",
+        "inputs": ["SPATIAL"],
+        "notes": ["lat <91>"],
+        "always": [],
+        "reason_text": "why <",
+    }
     return {"file": name, "answer": answer, "path": [family, species], **known, **others}
 
 
@@ -43,7 +49,14 @@ def test_a_page_holds_everything_that_it_shows(tmp_path):
     assert text.count("data:image/jpeg;base64,") == 2
     assert "no picture: " in text
     assert "<td>Aus</td><td>25.0&nbsp;%" in text
-    for said in ("Par&lt;idae", "lat &lt;91&gt;", "with SPATIAL (EXIF)", "from the picture alone", "60.0&nbsp;%"):
+    for said in (
+        "Par&lt;idae",
+        "why &lt;",
+        "lat &lt;91&gt;",
+        "with SPATIAL (EXIF)",
+        "from the picture alone",
+        "60.0&nbsp;%",
+    ):
         assert said in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)  # nothing is fetched
     assert "<script" not in text

@@ -29,7 +29,7 @@ ABOUT: dict[str, Any] = {"model": "abc", "top_k": 5, "restrict": None}
 COLUMNS = (
     "file answer_rank answer_taxon_id answer_name answer_probability family_taxon_id family_name family_probability "
     "genus_taxon_id genus_name genus_probability species_taxon_id species_name species_probability always_22_species "
-    "always_22_genus inputs metadata_from notes top"
+    "always_22_genus reason reason_text inputs metadata_from notes top"
 ).split()
 
 
@@ -64,7 +64,7 @@ def only(part: Part, first: int) -> Part:
     one = part.answered
     assert one is not None
     top = {task: (index[rows], p[rows]) for task, (index, p) in one.top.items()}
-    names = ("best", "probability", "given_up", "answer", "always")
+    names = ("best", "probability", "given_up", "answer", "always", "reason", "sets", "set_size")
     answered = Answered(top=top, **{name: getattr(one, name)[rows] for name in names})
     lists = (part.inputs[rows], part.notes[rows], part.metadata_from[rows])
     return Part(part.pictures[first : first + 1], [""], answered, *lists)
@@ -99,6 +99,9 @@ def check_table(rows: list[dict[str, Any]], case: SimpleNamespace) -> None:
     assert [second[name] for name in COLUMNS[:4]] == ["b.jpg", "", 0, "unknown"]
     assert [second[name] for name in COLUMNS[11:13]] == [0, "unknown"]
     assert second["answer_probability"] in (None, "")
+    assert (first["reason"], first["reason_text"]) == ("", "")
+    reason = "unidentified", "it looks most like training pictures that are not identified"
+    assert (second["reason"], second["reason_text"]) == reason
     assert (first["inputs"], first["metadata_from"], first["notes"]) == ("A B", "exif", 'é;; "')
     assert 0 < first["always_22_genus"] < 0.1
     top = json.loads(first["top"])

@@ -37,6 +37,8 @@ class Calibration:
       coverage: of answers, in per cent -> threshold of their probability, see `conformal`.
       coverage_rows: rows that the thresholds were measured on; 0: they were not.
       path_counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
+      sets: of sets of taxa, in per cent -> threshold of the share of a taxon, see `inference.sets`.
+      set_rows: rows that these were measured on; 0: they were not.
     """
 
     ranks: Mapping[str, float]
@@ -45,6 +47,8 @@ class Calibration:
     coverage: Mapping[str, float] = field(default_factory=dict)
     coverage_rows: int = 0
     path_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    sets: Mapping[str, float] = field(default_factory=dict)
+    set_rows: int = 0
 
     @classmethod
     def none(cls, tasks: tuple[str, ...], path_counts: Mapping[str, Sequence[int]] | None = None) -> Calibration:

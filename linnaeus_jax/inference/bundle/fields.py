@@ -106,6 +106,8 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.coverage": ("a probability for each level of coverage", _thresholds),
     "calibration.coverage_rows": ("a number of rows", _is_count),
     "calibration.path_counts": ("numbers of rows, a list for each rank", _counts),
+    "calibration.sets": ("a share for each level of coverage", _thresholds),
+    "calibration.set_rows": ("a number of rows", _is_count),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
@@ -123,6 +125,7 @@ _OPTIONAL = (
     "calibration.rows",
     "calibration.coverage",
     "calibration.path_counts",
+    "calibration.set",
 )
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")

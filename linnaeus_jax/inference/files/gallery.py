@@ -24,6 +24,8 @@ from linnaeus_jax.reporting.page import note, page
 MOST = 2000
 #: longer side of a picture in pixels
 SIDE = 224
+#: taxa of a set that are shown
+SHOWN = 20
 
 STYLE = """
 nav{display:none}.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,250px),1fr));gap:14px}
@@ -37,6 +39,7 @@ object-fit:contain;background:#f4f6f8;margin:0 0 6px}
 .card td:last-child{width:64px;white-space:nowrap}.card small{color:#57606a;font-weight:400}
 .bar{display:block;background:#e4e8ec;height:6px;border-radius:3px;margin-top:2px}
 .bar i{display:block;background:#0b5cad;height:6px;border-radius:3px}
+.card .set{font-size:12.5px;margin:4px 0 0}
 .card .notes{color:#8a4b00;font-size:12px;margin:4px 0 0}
 """
 
@@ -145,7 +148,12 @@ def _card(row: Row, picture: str) -> str:
     )
     used = f"with {', '.join(row['inputs'])}" if row["inputs"] else "from the picture alone"
     used += {"exif": " (EXIF)", "table": " (table)"}.get(row["metadata_from"], "")
-    notes = "".join(f'<p class="notes">{html.escape(printable(text))}</p>' for text in row["notes"])
+    texts = [*([row["reason_text"]] if row["reason_text"] else []), *row["notes"]]
+    notes = "".join(f'<p class="notes">{html.escape(printable(text))}</p>' for text in texts)
+    if "set" in row:
+        taxa = ", ".join(map(_label, row["set"][:SHOWN]))
+        more = f" and {len(row['set']) - SHOWN:,} more" if len(row["set"]) > SHOWN else ""
+        notes = f'<p class="set">set: {taxa}{more}</p>{notes}'
     return (
         f'<article class="card"><figure>{picture}</figure><h3>{heading}</h3>'
         f'<p class="file">{html.escape(printable(row["file"]))}<br>{html.escape(used)}</p>'

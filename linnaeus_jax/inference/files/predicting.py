@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.forward import Forward, usual_buckets
@@ -81,11 +82,13 @@ class Part(Generic[T]):
         return answers.predictions(self.answered, options, self.inputs, self.notes)
 
     def rows(self: Part[Answered], answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
-        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `no_answer`."""
+        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `no_answer` and
+        the code of its `reason`, "" of what cannot be read."""
         predictions = zip(self.predictions(answers, options), self.metadata_from)
         for name, reason in zip(self.pictures, self.reasons):
             if reason:
-                yield {"file": name, "no_answer": reason}
+                code = reasons.NOT_FINITE if reason == NOT_FINITE else ""
+                yield {"file": name, "no_answer": reason, "reason": code}
             else:
                 prediction, source = next(predictions)
                 yield {"file": name, "metadata_from": source, **prediction.to_json()}

@@ -19,6 +19,8 @@ from linnaeus_jax.reporting.tables import table
 
 #: columns of a terminal from which on there is room for every rank
 _WIDE = 120
+#: taxa of a set that are shown
+SHOWN = 5
 
 
 def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
@@ -39,8 +41,11 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
         beyond = [taxon for taxon in path if width >= _WIDE or (taxon == path[-1] and taxon != answer)]
         ranks = " > ".join(f"{_name(taxon)} {_percent(taxon)}" for taxon in beyond)
         always = [f"{_name(taxon)} {_percent(taxon)}" for taxon in row["always"]]
-        said = "; ".join(filter(None, [ranks, *always, *map(printable, row["notes"])]))
+        said = "; ".join(filter(None, [ranks, row["reason_text"], *always, *map(printable, row["notes"])]))
         what = f"{_name(answer)}{common}" if answer else "unknown"
+        if "set" in row:
+            more = f" and {len(row['set']) - SHOWN} more" if len(row["set"]) > SHOWN else ""
+            said = f"set: {', '.join(map(_name, row['set'][:SHOWN]))}{more}; {said}".removesuffix("; ")
         lines.append([file, what, *([answer["rank"], _percent(answer)] if answer else ["", ""]), said])
     last = "path, with %" if width >= _WIDE else "finest, with %"
     result = table(printable(folder), ["picture", "answer", "rank", "%", last], lines)
@@ -89,6 +94,11 @@ def summary_lines(
         threshold = "any probability" if none else f"{options.min_confidence:.4g} or more"
         least = f"for a coverage of {coverage:g}, at {threshold}"
     lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
+    if summary.reasons:
+        codes = ", ".join(f"{count:,} {code}" for code, count in summary.reasons.most_common())
+        lines.append(f"above the finest rank or unknown: {codes}")
+    if options.least_share is not None and read:
+        lines.append(f"sets for a coverage of {coverage:g} hold {summary.set_size / read:.1f} taxa on average")
     components = [component.name for component in bundle.encoder.components]
     if components and read:
         counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)

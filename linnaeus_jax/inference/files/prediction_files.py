@@ -29,6 +29,7 @@ from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
 from linnaeus_jax.inference.files.unfinished import UNREADABLE, UNREADABLE_HEADER, Unfinished, opened
+from linnaeus_jax.inference.reasons import CODES
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 _ROWS, _GALLERY = "rows", "gallery.jsonl"
@@ -79,6 +80,9 @@ class Predictions(Unfinished):
             ranks = ["", *(self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks)]
             counts = np.bincount(part.answered.answer + 1, minlength=len(ranks)).tolist()
             self.summary.answers.update({name: count for name, count in zip(ranks, counts) if count})
+            codes = np.bincount(part.answered.reason, minlength=len(CODES)).tolist()
+            self.summary.reasons.update({code: count for code, count in zip(CODES, codes) if code and count})
+            self.summary.set_size += int(part.answered.set_size.sum())
         texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
         super().add(part, {name: text.encode() for name, text in zip(self._files, texts, strict=True)})
 

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 import polars as pl
 
+from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
@@ -35,6 +36,11 @@ class _Lines:
         self.taxonomy, self.options = taxonomy, options
         self.tasks = taxonomy.tasks[::-1]
         self.ranks = [taxonomy.ranks[task] for task in self.tasks]
+
+    def why(self, code: str, place: int, options: AnswerOptions | None = None) -> str:
+        """The reason of an answer in words; `place` is its rank, their number for none."""
+        rank, asked = [*self.ranks, ""][place], options or self.options
+        return reasons.text(code, rank, asked.min_confidence, asked.coverage)
 
     def known(self, task: str) -> Iterator[tuple[str, int, str, str] | None]:
         """Rank, id and names of every class of a rank; None for null. The last one is for classes of number -1."""
@@ -55,11 +61,15 @@ class CsvLines(_Lines):
 
     @cached_property
     def schema(self) -> dict[str, type[pl.DataType]]:
-        """Columns and their types. `top` is JSON: {rank: [[id, name, probability], ...]}."""
+        """Columns and their types. Two are JSON, `top`: {rank: [[id, name, probability], ...]}, and `set`: [[rank, id,
+        name, probability], ...]."""
         schema: dict[str, type[pl.DataType]] = {"file": pl.String, "answer_rank": pl.String}
         for name in ("answer", *self.ranks):
             schema |= {f"{name}_taxon_id": pl.Int64, f"{name}_name": pl.String, f"{name}_probability": pl.Float64}
         schema |= {f"always_{name}": pl.Float64 for name in self.always_names}
+        schema |= {"reason": pl.String, "reason_text": pl.String}
+        if self.options.least_share is not None:
+            schema |= {"set": pl.String, "set_size": pl.Int64}
         return schema | {"inputs": pl.String, "metadata_from": pl.String, "notes": pl.String, "top": pl.String}
 
     @property
@@ -78,7 +88,8 @@ class CsvLines(_Lines):
         """One line for each picture that has an answer."""
         lines: list[str] = []
         names = part.names
-        for row, (path, place, tops, always) in enumerate(part.answered.rows(self.tasks) if part.answered else ()):
+        rows = part.answered.rows(self.tasks) if part.answered else ()
+        for row, (path, place, tops, always, code, (members, size)) in enumerate(rows):
             cells = [(*taxa[i], f"{p:.6g}") for taxa, (i, p) in zip(self._taxa, path)]
             answer = (self.ranks[place], *cells[place]) if place < len(cells) else ("", 0, UNKNOWN, "")
             top = {
@@ -86,6 +97,10 @@ class CsvLines(_Lines):
                 for rank, taxa, top in zip(self.ranks, self._taxa, tops)
             }
             fixed = [f"{p:.6g}" for p in always]
+            fixed += [code, self.why(code, place)]
+            if members is not None:
+                taxa = [(self.ranks[~t], *self._taxa[~t][i], float(f"{p:.6g}")) for t, i, p in members]
+                fixed += [json.dumps(taxa, ensure_ascii=False, separators=(",", ":")), str(size)]
             said = [" ".join(part.inputs[row]), part.metadata_from[row], "; ".join(part.notes[row])]
             listed = json.dumps(top, ensure_ascii=False, separators=(",", ":"))
             lines.append(csv_line([names[row], *answer, *itertools.chain(*cells), *fixed, *said, listed]))
@@ -126,9 +141,9 @@ class JsonLines(_Lines):
         """`Prediction.to_json` of every picture."""
         fixed = [self._taxa[self.tasks.index(task)][index] for task, index in options.always]
         objects = []
-        for row, (path, place, tops, always) in enumerate(answered.rows(self.tasks)):
+        for row, (path, place, tops, always, code, (members, size)) in enumerate(answered.rows(self.tasks)):
             taxa = [{**known[i], "probability": p} for known, (i, p) in zip(self._taxa, path)]
-            said = {
+            said: dict[str, Any] = {
                 "answer": taxa[place] if place < len(taxa) else None,
                 "path": taxa,
                 "top": {
@@ -137,7 +152,12 @@ class JsonLines(_Lines):
                 },
                 "always": [{**taxon, "probability": p} for taxon, p in zip(fixed, always)],
             }
-            objects.append({**said, "inputs": inputs[row], "notes": notes[row]})
+            said |= {"inputs": inputs[row], "notes": notes[row]}
+            said |= {"reason": code, "reason_text": self.why(code, place, options)}
+            if members is not None:
+                said["set"] = [{**self._taxa[~t][i], "probability": p} for t, i, p in members]
+                said["set_size"] = size
+            objects.append(said)
         return objects
 
 

@@ -54,6 +54,8 @@ class Summary:
       metadata_from: "table", "exif" or "" -> pictures.
       inputs: name of a metadata component -> pictures that it was known of.
       notes: pictures with notes.
+      reasons: code of `reasons.CODES` -> pictures whose answer ends above the finest rank by it.
+      set_size: taxa of all sets together, if there are sets.
     """
 
     pictures: int = 0
@@ -63,6 +65,8 @@ class Summary:
     inputs: Counter[str] = field(default_factory=Counter)
     notes: int = 0
     not_finite: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    set_size: int = 0
 
     @property
     def answered(self) -> int:
@@ -76,7 +80,7 @@ class Summary:
         return cls(**fields)
 
     def add(self, part: Part[Any]) -> None:
-        """Counts a part, apart from `answers`."""
+        """Counts a part, apart from what its answers are."""
         self.pictures += len(part.pictures)
         self.not_finite += part.not_finite
         self.unreadable += sum(map(bool, part.reasons)) - part.not_finite

@@ -101,7 +101,7 @@ def _rank_objective(logits: NDArray[np.float32], label: NDArray[np.integer]) -> 
 
     def objective(log_t: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         value, slope, beta = 0.0, 0.0, float(np.exp(-log_t[0]))
-        for rows in _chunks(*logits.shape):
+        for rows in chunks(*logits.shape):
             z = np.asarray(logits[rows], np.float64)
             log_p = log_softmax(z * beta)
             at_label = np.arange(len(z)), label[rows]
@@ -130,7 +130,7 @@ def _path_objective(
     def objective(log_t: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         temperature = dict(zip(tasks, np.exp(log_t).tolist(), strict=True))
         value, slope = 0.0, np.zeros(len(tasks))
-        for part in _chunks(len(used), len(paths.classes)):
+        for part in chunks(len(used), len(paths.classes)):
             rows = used[part]
             some = {task: np.asarray(logits[task])[rows] for task in tasks}
             terms = [paths.rank_scores(place, some, t) for place, t in enumerate(temperature.values())]
@@ -174,7 +174,7 @@ def _groups(label: NDArray[np.integer], known: NDArray[np.bool_]) -> Iterator[tu
             yield int(label[rows[0]]), rows
 
 
-def _chunks(rows: int, width: int) -> Iterator[slice]:
+def chunks(rows: int, width: int) -> Iterator[slice]:
     """Slices of rows, of at most `CHUNK` numbers each."""
     step = max(1, CHUNK // max(width, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
@@ -201,7 +201,7 @@ def judge(
     known = labelled(label, taxonomy)
     predicted = np.zeros(label.shape, np.int32)
     probability, of_label = np.zeros(label.shape), np.ones(label.shape)
-    for rows in _chunks(len(label), sum(taxonomy.tree.num_classes.values())):
+    for rows in chunks(len(label), sum(taxonomy.tree.num_classes.values())):
         predicted[rows], by_task = answers.probabilities({task: logits[task][rows] for task in taxonomy.tasks}, options)
         for place, task in enumerate(taxonomy.tasks):
             chosen, true = predicted[rows, place], label[rows, place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.inference import conformal
+from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSION
+from linnaeus_jax.inference.quality.measured_sets import COVERAGE, MeasuredSets, span
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
 from linnaeus_jax.metrics.judged import (
     LEAST_ROWS,
@@ -123,8 +126,6 @@ def draw_roll_up(path: Path, ranks: Sequence[str], paths: Judged, first: int) ->
 
 
 IMAGES = "images"
-#: levels of coverage that the card shows, in per cent
-COVERAGE = (80, 90, 95)
 #: `facts.weights` -> what they are
 WEIGHTS = {
     "ema": "moving average of the parameters",
@@ -376,12 +377,40 @@ def _coverage(bundle: Bundle, measured: Measured) -> str:
             (f"{level / 100:g}", f"{answered['min_confidence']:.3f}", *shares, percent(conformal.held(score, level)))
         )
     head = ("--coverage", "least probability", *(f"{rank}, %" for rank in ranks[::-1]), "no answer, %", "hold it, %")
+    by_sets = _sets(bundle, measured)
     return (
         "### Answers that hold the truth\n\nWith `--coverage 0.9` the answer is as deep as 90 of 100 answers allow: so "
         "many of them are the true taxon, one above it, or none, on pictures like the validation rows. *Hold it*: what "
         "the threshold of one half of these rows gave on the other, both ways; the bundle's own thresholds are of all "
-        f"{known.coverage_rows:,} rows labelled at the finest rank.\n\n{table(head, rows)}"
+        f"{known.coverage_rows:,} rows labelled at the finest rank.\n\n{table(head, rows)}{by_sets}"
     )
+
+
+def _sets(bundle: Bundle, measured: Measured) -> str:
+    """What sets for a coverage hold, and how large they are."""
+    answers, own = Answers(bundle.taxonomy, bundle.calibration), measured.rows
+    found = MeasuredSets.of(own.logits[WITH], own.labels, answers)
+    by_others = [conformal.held_rows(-measured.set_score[found.known], level) for level in found.levels]
+    held = np.zeros(found.held.shape, bool)
+    for place, right in enumerate(by_others):
+        held[found.known, place] = False if right is None else right
+    rows, groups = [], []
+    for each, right in zip(replace(found, held=held).numbers(), by_others, strict=True):
+        if right is None:
+            continue
+        said = percent(each["single"]), f"{each['mean_size']:.1f}", f"{each['mean_taxa']:.1f}", percent(each["held"])
+        rows.append((f"{each['coverage']:g}", *said))
+        for group in each["by_training_rows"] if each["coverage"] == 0.9 else ():
+            groups.append((span(group), f"{group['rows']:,}", f"{group['mean_size']:.1f}", percent(group["held"])))
+    if not rows:
+        return ""
+    text = (
+        "\n\nWith `--as sets` there is also a set of taxa that holds the truth as often, in place of a coarser answer "
+        "or none. It is never empty: where first answers are right more often than asked, all sets are of one taxon."
+        "\n\n" + table(("--coverage", "of one taxon, %", "mean size", "as written", "hold it, %"), rows)
+    )
+    head = ("training rows of the taxon", "rows", "mean size at 0.9", "hold it, %")
+    return f"{text}\n\n{table(head, groups)}" if groups else text
 
 
 def _limits(bundle: Bundle) -> str:

@@ -25,6 +25,7 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import PictureError, read_picture
 from linnaeus_jax.inference.quality.calibration import judge
+from linnaeus_jax.inference.quality.measured_sets import MeasuredSets
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.reading.labelled_pictures import open_pictures, stored_picture
@@ -85,11 +86,13 @@ class Evaluated:
 
     Attributes:
       labelled: the rows for which the outputs of the model are finite.
+      sets: of the rows, with all metadata.
       not_finite: how many others there are.
     """
 
     labelled: Labelled
     judged: dict[str, Judged]
+    sets: MeasuredSets
     not_finite: int = 0
 
     @property
@@ -275,25 +278,27 @@ def evaluate_labelled(
 
     def judged(
         numbers: list[int], _: Sequence[Encoded], logits: list[Logits]
-    ) -> tuple[NDArray[np.int64], dict[str, Judged]]:
+    ) -> tuple[NDArray[np.int64], dict[str, Judged], MeasuredSets]:
         finite = np.logical_and.reduce([finite_rows(each) for each in logits])
         kept, logits = np.array(numbers)[finite], [some(each, finite) for each in logits]
         row, label = labelled.rows[kept], np.maximum(labelled.label[kept], NO_LABEL)
         found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
         if len(logits) > 1:
             found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
-        return kept, found
+        return kept, found, MeasuredSets.of(logits[0], label, model.answers)
 
     parts: list[dict[str, Judged]] = []
     kept: list[NDArray[np.int64]] = []
+    of_sets: list[MeasuredSets] = []
     total = len(labelled.rows)
-    for numbers, part in run_rows(model.forward, range(total), read, given, judged, finishers=2):
+    for numbers, part, measured in run_rows(model.forward, range(total), read, given, judged, finishers=2):
         parts.append(part)
         kept.append(numbers)
+        of_sets.append(measured)
         if progress:
             progress(min(total, len(parts) * model.forward.buckets[-1]), total)
     rows = np.concatenate(kept)
     if not len(rows):
         raise NotFiniteError(f"none of {total} rows of {labelled.path} has an answer: {NOT_FINITE}")
     found = {kind: joined([part[kind] for part in parts]) for kind in parts[0]}
-    return Evaluated(labelled.take(rows), found, total - len(rows))
+    return Evaluated(labelled.take(rows), found, MeasuredSets.joined(of_sets), total - len(rows))

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from linnaeus_jax.data.credits import read_credits
+from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.inference.quality.evaluating import PATH, Evaluated, Pictures
+from linnaeus_jax.inference.quality.measured_sets import span
 from linnaeus_jax.metrics.judged import (
     MEASURES,
     THRESHOLDS,
@@ -33,6 +35,16 @@ from linnaeus_jax.reporting.report_plots import confidence
 
 #: unknown taxa that are listed of each rank
 LISTED = 10
+#: of `coverage_rows`
+COVERAGE_COLUMNS = (
+    "coverage",
+    "unknown %",
+    "errors %",
+    "sets that hold the truth %",
+    "of one taxon %",
+    "mean size",
+    "as written",
+)
 
 
 def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
@@ -62,8 +74,31 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "ranks": ranks,
         "unknown_taxa_answered": {rank: _answered(evaluated, place, bundle) for place, rank in taxonomy.coarse_first},
         "roll_up": [each.to_json(list(taxonomy.ranks.values())) for each in rolled],
+        "coverage": _coverage(bundle, evaluated),
         "haurc": number(haurc(evaluated.strict, taxonomy.tree.finest_below(), taxonomy.first)),
     }
+
+
+def _coverage(bundle: Bundle, evaluated: Evaluated) -> list[dict[str, Any]]:
+    """Of every level that the bundle has thresholds for: answers as of `RollUp.to_json`, and sets."""
+    known, taxonomy = bundle.calibration, bundle.taxonomy
+    found = []
+    for each in evaluated.sets.numbers():
+        if str(round(100 * each["coverage"])) not in known.coverage:
+            continue
+        least = conformal.least_confidence(known.coverage, known.coverage_rows, each["coverage"])
+        (answers,) = roll_up(evaluated.strict, [least], taxonomy.first)
+        found.append({"answers": answers.to_json(list(taxonomy.ranks.values())), "sets": each})
+    return found
+
+
+def coverage_rows(numbers: Mapping[str, Any], share: Callable[[float | None], Any]) -> list[list[Any]]:
+    """A table of answers and sets for a coverage, with the columns `COVERAGE_COLUMNS`; `share` says a share."""
+    return [
+        [f"{sets['coverage']:g}", *map(share, (answers["unanswered"], answers["error"], sets["held"], sets["single"]))]
+        + ["-" if sets[name] is None else f"{sets[name]:.1f}" for name in ("mean_size", "mean_taxa")]
+        for answers, sets in ((each["answers"], each["sets"]) for each in numbers["coverage"])
+    ]
 
 
 def _not_finite(evaluated: Evaluated) -> list[str]:
@@ -107,6 +142,7 @@ def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) ->
         "Taxa that the model does not know": _unknown(bundle, evaluated, numbers),
         "Calibration, risk and coverage": _confidence(bundle, evaluated),
         "Answers by --min-confidence": roll_up_table(numbers),
+        "Answers and sets by --coverage": coverage_table(numbers),
         "What is taken for what": confusion_tables(wrong),
         "The most confident mistakes": mistake_pictures(wrong),
     }
@@ -202,6 +238,27 @@ def roll_up_table(numbers: Mapping[str, Any]) -> str:
         "Every row is answered at the deepest rank that is probable enough. Errors are a share of the answers; "
         "naming a taxon at the rank of one that the model does not know is an error." + haurc_text(numbers)
     )
+
+
+def coverage_table(numbers: Mapping[str, Any]) -> str:
+    """What answers and sets for a coverage give; a note where the bundle has no thresholds."""
+    if not numbers["coverage"]:
+        return note(
+            "This model has no thresholds for it; tools.bundle measures them on the validation rows of the run."
+        )
+    rows = coverage_rows(numbers, lambda share: percent(share, 100))
+    parts = [
+        [f"{each['sets']['coverage']:g}", span(group), group["rows"], percent(group["held"], 100)]
+        + [f"{group['mean_size']:.1f}"]
+        for each in numbers["coverage"]
+        for group in each["sets"]["by_training_rows"]
+    ]
+    columns = ["coverage", "training rows of the taxon", "rows", "sets that hold the truth %", "mean size"]
+    said = note(
+        "Answers that are unknown, errors among the others; sets of taxa over the rows whose finest label has no taxa "
+        "below it. Coverage holds for rows like the validation rows of the model."
+    )
+    return table(COVERAGE_COLUMNS, rows) + said + (table(columns, parts) if parts else "")
 
 
 def haurc_text(numbers: Mapping[str, Any]) -> str:

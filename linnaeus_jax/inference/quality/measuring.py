@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.data.splits import Split
-from linnaeus_jax.inference import conformal
+from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.quality.calibration import fit, judge
+from linnaeus_jax.inference.quality.measured_sets import set_scores
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
@@ -75,6 +76,8 @@ class Measured:
       raw: `ranks` of the logits as they are.
       judged: (phase, "ranks" or "paths") -> answers by temperatures that were fitted on other rows.
       calibration: fitted on all the rows.
+      set_score: float64 [N], see `sets.scores`, by temperatures that were fitted on other rows; NaN where the label has
+        taxa below it.
       test: answers by paths for the test rows, where there are some.
     """
 
@@ -82,6 +85,7 @@ class Measured:
     raw: Judged
     judged: Mapping[tuple[str, str], Judged]
     calibration: Calibration
+    set_score: NDArray[np.float64]
     test: Judged | None = None
 
 
@@ -154,9 +158,11 @@ def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
     taxonomy, path_counts = bundle.taxonomy, bundle.calibration.path_counts
     halves = np.array_split(np.random.default_rng(seed).permutation(len(rows.labels)), 2)
     parts: dict[tuple[str, str], list[Judged]] = {}
+    score = np.empty(len(rows.labels))
     for own, other in ((halves[0], halves[1]), (halves[1], halves[0])):
         fitted = fit(some(rows.logits[WITH], other), rows.labels[other], taxonomy, path_counts)
         answers = Answers(taxonomy, fitted)
+        score[own] = set_scores(some(rows.logits[WITH], own), rows.labels[own], answers)
         for phase, logits in rows.logits.items():
             for name, consistency in CONSISTENCY.items():
                 one = judge(some(logits, own), rows.labels[own], answers, consistency)
@@ -166,14 +172,16 @@ def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
     raw = judge(rows.logits[WITH], rows.labels, Answers(taxonomy, Calibration.none(taxonomy.tasks)), "documented")
     fitted = fit(rows.logits[WITH], rows.labels, taxonomy, path_counts)
     test = None if rows.test is None else judge(*rows.test, Answers(taxonomy, fitted))
-    return Measured(rows, raw, judged, fitted, test)
+    return Measured(rows, raw, judged, fitted, score, test)
 
 
 def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
-    """The bundle with temperatures of all the rows, and thresholds of coverage by what other rows gave."""
+    """The bundle with temperatures of all the rows, and thresholds of answers and sets by what other rows gave."""
     fitted = measured.calibration
     score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
     found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
+    of_sets = measured.set_score[~np.isnan(measured.set_score)]
+    found = dataclasses.replace(found, sets=sets.thresholds(of_sets), set_rows=len(of_sets))
     return dataclasses.replace(bundle, calibration=found)
 
 

@@ -342,6 +342,7 @@ class Preparation:
             always_report=tuple(request.always_report),
             coverage=request.coverage,
             class_balance=request.class_balance,
+            as_sets=request.as_sets,
         )
 
     def _encoded(self, parsed: ParsedRequest) -> Encoded:

@@ -57,6 +57,9 @@ class OptionsIn(Given):
     coverage: float | None = Field(
         None, ge=0, le=1, description="instead of min_confidence: share of answers that hold the truth, such as 0.9"
     )
+    as_sets: bool = Field(
+        False, description="with coverage: also the smallest set of taxa that holds the truth so often"
+    )
     consistency: Literal["path", "documented"] = "path"
     class_balance: float = Field(0.0, ge=0, le=1, description="1: rare taxa are as likely beforehand as common ones")
     restrict: TaxonList | None = Field(None, description="taxon ids or scientific names; nothing else is reported")
@@ -127,7 +130,9 @@ class PredictionOut(BaseModel):
 
     `path` is one taxon of every rank, coarsest first; `answer` the deepest of them that is probable enough, null where
     none is; `top` the most probable taxa of every rank; `inputs` the metadata that were used; `notes` what was given
-    but not used, and why.
+    but not used, and why; `reason` why the answer ends above the finest rank, as a code, "" where it does not, and
+    `reason_text` the same in words; `set` the taxa that hold the truth with the coverage asked for, and `set_size` how
+    many taxa without any below them these are, where `as_sets` was asked for.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -138,6 +143,10 @@ class PredictionOut(BaseModel):
     always: list[TaxonOut]
     inputs: list[str]
     notes: list[str]
+    reason: str
+    reason_text: str
+    set: list[TaxonOut] | None = None
+    set_size: int | None = None
 
 
 class PictureOut(PredictionOut):
@@ -173,6 +182,7 @@ class Problem(BaseModel):
     """Why a request was not answered."""
 
     detail: str
+    reason: str = Field("", description="not_finite where outputs of the model are not finite")
     predictions: list[PictureOut | None] | None = Field(
         None, description="where outputs of the model are not finite: the answers of the others, null for these"
     )

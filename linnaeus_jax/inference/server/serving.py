@@ -27,6 +27,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
 from linnaeus_jax import __version__
+from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.forward import FUSED, layers_of
@@ -144,6 +145,7 @@ class Service:
         """The answer; with status 422 where the model's outputs are not finite."""
         count = len(parsed.names)
         if bad := sorted({place % count for place, each in enumerate(said) if each is None}):
+            answer["reason"] = reasons.NOT_FINITE
             answer["detail"] = f"{', '.join(called(parsed, number) for number in bad[:TOLD_ERRORS])}: {NOT_FINITE}"
         content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return Response(content, 422 if bad else 200, media_type="application/json")

@@ -306,7 +306,7 @@ function show(row) {
   $("confidence-field").hidden = false;
   const answer = prediction.answer;
   say(answer ? `Answer: ${answer.rank} ${nameOf(answer)}, ${percent(answer.probability)}.`
-    : "Answer: unknown; no rank is probable enough.");
+    : `Answer: unknown; ${prediction.reason_text}.`);
 }
 
 /* Many pictures: each with its answer, and more of it when it is opened. */
@@ -358,13 +358,13 @@ function csv(rows) {
   const ranks = (state.info?.predicted_rank_levels || []).map((level) => state.info.rank_names[level]);
   const parts = ["taxon_id", "name", "probability"];
   const header = ["file", "answer_rank", ...parts.map((part) => `answer_${part}`),
-    ...ranks.flatMap((rank) => parts.map((part) => `${rank}_${part}`)), "inputs", "notes", "problem"];
+    ...ranks.flatMap((rank) => parts.map((part) => `${rank}_${part}`)), "inputs", "notes", "reason", "reason_text", "problem"];
   const taxon = (each) => (each ? parts.map((part) => each[part]) : ["", "", ""]);
   const lines = rows.map(({ file, prediction, problem }) => {
     const path = Object.fromEntries((prediction?.path || []).map((each) => [each.rank, each]));
     return [nameOfFile(file), prediction?.answer?.rank ?? "", ...taxon(prediction?.answer),
       ...ranks.flatMap((rank) => taxon(path[rank])), prediction?.inputs.join(" ") ?? "",
-      prediction?.notes.join("; ") ?? "", problem ?? ""];
+      prediction?.notes.join("; ") ?? "", prediction?.reason ?? "", prediction?.reason_text ?? "", problem ?? ""];
   });
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
   return [header, ...lines].map((line) => `${line.map(cell).join(",")}\n`).join("");
@@ -389,9 +389,10 @@ function inputsText(names) {
 
 function said(prediction) {
   const answer = prediction.answer;
-  if (!answer) return [h("strong", {}, "Unknown"), " – no rank is probable enough"];
+  if (!answer) return [h("strong", {}, "Unknown"), ` – ${prediction.reason_text}`];
   const common = answer.name && answer.common_name ? [" ", h("span", { class: "common" }, `(${answer.common_name})`)] : [];
-  return [`${answer.rank} `, h("strong", {}, nameOf(answer)), ...common, " ", h("span", { class: "number" }, percent(answer.probability))];
+  return [`${answer.rank} `, h("strong", {}, nameOf(answer)), ...common, " ", h("span", { class: "number" }, percent(answer.probability)),
+    ...(prediction.reason ? [` – ${prediction.reason_text}`] : [])];
 }
 
 /* One rank of one prediction: the taxon of the path, its probability, and the other candidates. */
