@@ -93,6 +93,7 @@ def session(content: bytes) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = usable_cores()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting would take the time of readers
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
