@@ -26,8 +26,8 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.files.onnx_program import onnx_program
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.onnx_program import onnx_program
 from linnaeus_jax.models.names import initial_variables
 from linnaeus_jax.reading.metadata import MetadataEncoder
 from linnaeus_jax.step.process import LARGEST_KEPT, keep_freed_memory

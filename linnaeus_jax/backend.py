@@ -283,6 +283,12 @@ SMALL_BATCHES = Optimisation(
     "a model reads few images at once, whose temporaries are an eighth and stay in the caches",
     "python -m benchmarks.predicting costs",
 )
+ONNXRUNTIME = Optimisation(
+    "onnxruntime",
+    (CPU,),
+    "the forward pass of a bundle that holds an ONNX program, where onnxruntime is installed: 1.3 times as fast",
+    "python -m benchmarks.onnx_forward",
+)
 RETIRED_FRAGMENTS = Optimisation(
     "retired-gaps",
     (CPU,),

@@ -22,8 +22,8 @@ OWN = {"linnaeus_jax", "tests", "benchmarks", "docs", "configs"}
 #: what nothing imports here, since another library does -> the switch of ours that makes it do so, in a file
 SWITCHES = {
     "tzdata": ("zoneinfo", "linnaeus_jax/reading/dates.py"),
-    "onnx": ("jax2onnx", "linnaeus_jax/inference/files/onnx_program.py"),
-    "onnx-ir": ("jax2onnx", "linnaeus_jax/inference/files/onnx_program.py"),
+    "onnx": ("jax2onnx", "linnaeus_jax/inference/onnx_program.py"),
+    "onnx-ir": ("jax2onnx", "linnaeus_jax/inference/onnx_program.py"),
     "flatbuffers": (".serialize()", "linnaeus_jax/inference/files/exporting.py"),
     "httptools": ("HttpToolsProtocol", "linnaeus_jax/inference/server/connections.py"),
     "python-multipart": ("starlette", "linnaeus_jax/inference/server/requests.py"),

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from linnaeus_jax import backend
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.files.onnx_program import INPUTS, session
 from linnaeus_jax.inference.forward import Forward, Pending
+from linnaeus_jax.inference.onnx_program import INPUTS, session
 
 #: what computes a forward pass
 AUTO, XLA, ONNX = RUNTIMES = ("auto", "xla", "onnx")
@@ -35,7 +35,7 @@ def in_onnxruntime(bundle: Bundle, runtime: str) -> bool:
     there = importlib.util.find_spec("onnxruntime") is not None
     if runtime == ONNX and not there:
         raise UserError("--runtime onnx: onnxruntime is not installed; pip install 'linnaeus-jax[onnx]'")
-    return bool(bundle.onnx) and there and (runtime == ONNX or (runtime == AUTO and backend.target() == backend.CPU))
+    return bool(bundle.onnx) and there and (runtime == ONNX or (runtime == AUTO and backend.ONNXRUNTIME.here()))
 
 
 @dataclass(frozen=True, eq=False)

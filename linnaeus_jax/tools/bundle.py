@@ -51,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     set_up_inference()
     from linnaeus_jax.inference.bundle.bundle import bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
-    from linnaeus_jax.inference.files.onnx_program import onnx_program, translator
     from linnaeus_jax.inference.forward import layers_of
+    from linnaeus_jax.inference.onnx_program import onnx_program, translator
     from linnaeus_jax.inference.paths import NOT_FINITE
     from linnaeus_jax.inference.quality.card import summary, write_card
     from linnaeus_jax.inference.quality.measuring import calibrated, measure, read_rows

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> None:
         check_platforms,
         write_export,
     )
-    from linnaeus_jax.inference.files.onnx_program import translator
     from linnaeus_jax.inference.model import read_bundle_or_run
+    from linnaeus_jax.inference.onnx_program import translator
     from linnaeus_jax.reporting.logs import console
 
     platforms = check_platforms([name.strip() for name in options.platforms.split(",") if name.strip()])

@@ -19,8 +19,8 @@ from jax import lax
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference import onnx_program
 from linnaeus_jax.inference.bundle.files import write_bundle
-from linnaeus_jax.inference.files import onnx_program
 from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE
 from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward
 from linnaeus_jax.inference.model import load

@@ -75,7 +75,7 @@ class Bundle:
       calibration: of probabilities.
       facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`.
       plugins: names of `env.plugins` that the model may need, without their directories.
-      onnx: the forward pass for onnxruntime, see `inference.files.onnx_program`; empty: none.
+      onnx: the forward pass for onnxruntime, see `inference.onnx_program`; empty: none.
     """
 
     source: Path

@@ -10,7 +10,7 @@ answers.py            what its outputs say, a copy of `inference.portable_answer
 README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
 
-With `onnx`, for other runtimes: model.onnx, see `inference.files.onnx_program`, and example_onnx.py, by onnxruntime.
+With `onnx`, for other runtimes: model.onnx, see `inference.onnx_program`, and example_onnx.py, by onnxruntime.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.files.onnx_program import onnx_program
 from linnaeus_jax.inference.forward import forward_pass
+from linnaeus_jax.inference.onnx_program import onnx_program
 from linnaeus_jax.inference.paths import TaxonomyPaths
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.models.family import ModelFamily
