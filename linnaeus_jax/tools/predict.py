@@ -8,7 +8,8 @@ Of every picture it gives one taxon of each rank that agree with each other, wit
 finest of them that is at least --min-confidence probable: "a genus, probably" is an answer, and so is "unknown". Place,
 date and elevation come from the table --meta (columns file, latitude, longitude, date, elevation, or the names of
 Darwin Core), without one from the EXIF data of the pictures. Without --out the answers are printed. The same command
-goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing.
+goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing. With --boxes there
+is an answer for each box that a detector has found.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "first; their names stand in FILE.txt, too",
     )
     known_options(parser)
+    tools.box_options(parser, "answer")
 
     answers = parser.add_argument_group("answers")
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
@@ -181,6 +183,27 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     return [Job(picture, known[picture.path] or Observation()) for picture in mine]
 
 
+def with_boxes(args: argparse.Namespace, jobs: list[Job]) -> list[Job]:
+    """A job for each box of --boxes; tells what the file holds and what is left out of it.
+
+    Raises:
+      UserError: a file or options that cannot be used.
+    """
+    from linnaeus_jax.inference.files.boxed import boxed
+    from linnaeus_jax.reading.boxes import read_boxes
+    from linnaeus_jax.reading.columns import split_options
+
+    cut = tools.cut_of(args)
+    if args.boxes is None:
+        return jobs
+    found = read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
+    jobs, lines = boxed(jobs, found, cut, part=bool(args.shard))
+    say(f"{args.boxes}: boxes of {found.form}")
+    for line in lines:
+        say(line)
+    return jobs
+
+
 def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """Which pictures and metadata are meant, as JSON types."""
 
@@ -208,8 +231,17 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "always_report": taxa_of(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
         **({"class_balance": args.class_balance} if args.class_balance else {}),
+        **boxes_of(args, jobs),
         "gallery": args.gallery is not None,
     }
+
+
+def boxes_of(args: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Which boxes are meant, as JSON types; nothing without --boxes."""
+    if args.boxes is None:
+        return {}
+    text = repr([(job.box, job.cut) for job in jobs])
+    return {"boxes": hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]}
 
 
 def say_resumed(work: Unfinished, total: int) -> int:
@@ -239,6 +271,9 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--queue is {args.queue}; give a number of pictures")
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
+    whole = {"--gallery": args.gallery, "--explain": args.explain, "--queue": args.queue or None}
+    if args.boxes is not None and (others := [name for name, value in whole.items() if value is not None]):
+        raise UserError(f"{others[0]} is of whole pictures; leave it or --boxes out")
     check_source(args, {"--out": args.out, "--gallery": args.gallery})
     if args.explain is not None and args.explain.is_file():
         raise UserError(f"--explain {args.explain} is a file; give another name")
@@ -289,6 +324,9 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
+    jobs = with_boxes(args, jobs)
+    if not jobs:
+        raise UserError(f"{args.boxes} has no box that is taken; --without-box whole answers for whole pictures")
     if args.queue > len(jobs):
         raise UserError(f"--queue {args.queue}: there are {len(jobs):,} pictures; give fewer")
     model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
@@ -314,7 +352,8 @@ def main(argv: Sequence[str]) -> int:
         write_atomically(names, "".join(f"{job.picture.name}\n" for job in jobs))
         say(f"{args.out}, {names}: the {len(jobs):,} pictures to label next")
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
-    for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
+    what = "pictures" if args.boxes is None else "boxes and whole pictures"
+    for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage, what):
         say(line)
     unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
     return 2 if not summary.answered or summary.not_finite or unexplained else 0
@@ -348,7 +387,8 @@ def predict(
     from linnaeus_jax.inference.files.unfinished import UNFINISHED, remove, sidecar_path
     from linnaeus_jax.reporting.logs import console
 
-    lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)
+    suffix = args.out.suffix.lower() if args.out is not None else ".csv"
+    lines = lines_for(suffix, model.bundle.taxonomy, options, args.boxes is not None)
     least = LeastCertain(model.answers, options)
     printed: list[Mapping[str, Any]] = []
     with contextlib.ExitStack() as stack:

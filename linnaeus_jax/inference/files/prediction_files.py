@@ -25,10 +25,18 @@ from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of
 from linnaeus_jax.inference.answers import Answered
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
+from linnaeus_jax.inference.files.boxed import write_best
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
-from linnaeus_jax.inference.files.unfinished import UNREADABLE, UNREADABLE_HEADER, Unfinished, opened
+from linnaeus_jax.inference.files.unfinished import (
+    PICTURES,
+    UNREADABLE,
+    UNREADABLE_HEADER,
+    Unfinished,
+    opened,
+    sidecar_path,
+)
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 _ROWS, _GALLERY = "rows", "gallery.jsonl"
@@ -95,7 +103,15 @@ class Predictions(Unfinished):
                 write_parquet(self.folder / _ROWS, temporary, self._lines.schema)
             else:
                 shutil.copyfile(self.folder / _ROWS, temporary)
+            if self._lines.boxes:
+                schema = self._lines.schema if isinstance(self._lines, CsvLines) else None
+                write_best(self.folder / _ROWS, best_path(out), self._lines.ranks[-1], schema)
             super().finish(out, about)
+
+
+def best_path(out: Path) -> Path:
+    """Where the rows stand that answer for pictures with boxes: predictions.csv -> predictions.csv.pictures.csv."""
+    return sidecar_path(out, f"{PICTURES}{out.suffix}")
 
 
 @contextlib.contextmanager
