@@ -108,7 +108,7 @@ class BoxFile:
         scale: tuple[float, float] | None = _RELATIVE,
     ) -> None:
         """Appends a box to those of its picture, or counts why it cannot be used; a `category` of None is unknown."""
-        numbers = _finite(place)
+        numbers = finite(place)
         if numbers is None:
             self.faults[NO_PLACE] += 1
         elif not (numbers[2] > 0 and numbers[3] > 0):
@@ -117,7 +117,7 @@ class BoxFile:
             start < most and start + length > 0 for start, length, most in zip(numbers[:2], numbers[2:], scale)
         ):
             self.faults[OUTSIDE] += 1
-        elif confidence is not None and not (_finite([confidence]) and 0 <= confidence <= 1):
+        elif confidence is not None and not (finite([confidence]) and 0 <= confidence <= 1):
             self.faults[NO_CONFIDENCE] += 1
         elif category is None:
             self.faults[NO_CATEGORY] += 1
@@ -172,7 +172,7 @@ def path_of(name: str) -> str:
     return re.sub(r"^(\./)+", "", name.replace("\\", "/"))
 
 
-def _finite(values: Any) -> list[float] | None:
+def finite(values: Any) -> list[float] | None:
     """Four numbers, or as many as are given, as floats; None where one is no finite number."""
     if not isinstance(values, (list, tuple)) or len(values) not in (1, 4):
         return None
@@ -315,7 +315,7 @@ def _of_coco(path: Path, content: dict[str, Any]) -> BoxFile:
             found.categories[str(entry.get("id"))] = entry["name"]
     images: dict[str, tuple[list[Box], tuple[float, float] | None]] = {}
     for entry in _entries(found, content["images"], "file_name"):
-        size = _finite([entry.get("width"), entry.get("height"), 1, 1])
+        size = finite([entry.get("width"), entry.get("height"), 1, 1])
         scale = (size[0], size[1]) if size and size[0] > 0 and size[1] > 0 else None
         images[str(entry.get("id"))] = (found.picture(entry["file_name"]), scale)
     counts: Counter[str] = Counter()

@@ -20,11 +20,13 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
+    from linnaeus_jax.inference.files.megadetector import BoxSource
     from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.inference.files.unfinished import Summary, Unfinished
@@ -38,6 +40,7 @@ from linnaeus_jax.system import file_name
 
 #: pictures whose answers are printed
 PRINTED = 100
+JSON_ADVICE = "give --boxes, and leave --without-box whole out; write .csv for answers of whole pictures"
 
 
 def source_options(parser: argparse.ArgumentParser, pictures: str = "") -> None:
@@ -75,7 +78,12 @@ def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
     parser = tools.parser("predict", __doc__)
     source_options(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="predictions as .csv, .jsonl or .parquet; .json: with --boxes, as MegaDetector writes it",
+    )
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
     parser.add_argument(
         "--gallery", type=Path, metavar="HTML", help="a page of the pictures, the least certain first (at most 2000)"
@@ -183,25 +191,29 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     return [Job(picture, known[picture.path] or Observation()) for picture in mine]
 
 
-def with_boxes(args: argparse.Namespace, jobs: list[Job]) -> list[Job]:
-    """A job for each box of --boxes; tells what the file holds and what is left out of it.
+def with_boxes(args: argparse.Namespace, jobs: list[Job]) -> tuple[list[Job], BoxSource | None]:
+    """A job for each box of --boxes, and where their answers belong; tells what the file holds and what is left out.
 
     Raises:
       UserError: a file or options that cannot be used.
     """
     from linnaeus_jax.inference.files.boxed import boxed
+    from linnaeus_jax.inference.files.megadetector import BoxSource, check_relative
     from linnaeus_jax.reading.boxes import read_boxes
     from linnaeus_jax.reading.columns import split_options
 
-    cut = tools.cut_of(args)
+    as_json = is_json(args.out)
+    cut = tools.cut_of(args, without="skip" if as_json else "whole")
     if args.boxes is None:
-        return jobs
+        return jobs, None
     found = read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
-    jobs, lines = boxed(jobs, found, cut, part=bool(args.shard))
+    if as_json:
+        check_relative(found, args.out)
+    jobs, names, lines = boxed(jobs, found, cut, part=bool(args.shard))
     say(f"{args.boxes}: boxes of {found.form}")
     for line in lines:
         say(line)
-    return jobs
+    return jobs, BoxSource(found, names)
 
 
 def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
@@ -240,8 +252,15 @@ def boxes_of(args: argparse.Namespace, jobs: Sequence[Job]) -> dict[str, Any]:
     """Which boxes are meant, as JSON types; nothing without --boxes."""
     if args.boxes is None:
         return {}
-    text = repr([(job.box, job.cut) for job in jobs])
-    return {"boxes": hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]}
+    text = repr([(job.box, job.cut) for job in jobs]).encode("utf-8", "surrogateescape")
+    if is_json(args.out):  # which holds what else is in that file
+        text += args.boxes.read_bytes()
+    return {"boxes": hashlib.sha256(text).hexdigest()[:16]}
+
+
+def is_json(out: Path | None) -> bool:
+    """Whether answers are written in the form of MegaDetector."""
+    return out is not None and out.suffix.lower() == ".json"
 
 
 def say_resumed(work: Unfinished, total: int) -> int:
@@ -263,10 +282,12 @@ def say(text: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that cannot be, before anything is read."""
-    from linnaeus_jax.inference.files.prediction_files import check_format
+    from linnaeus_jax.inference.files.prediction_files import BOX_FORMATS, check_format
 
     if args.out is not None:
-        check_format(args.out)
+        check_format(args.out, BOX_FORMATS)
+    if is_json(args.out) and (args.boxes is None or args.without_box == "whole"):
+        raise UserError(f"{args.out} is JSON of MegaDetector, which has answers for boxes alone: {JSON_ADVICE}")
     if args.queue < 0:
         raise UserError(f"--queue is {args.queue}; give a number of pictures")
     if args.force and args.out is None:
@@ -324,7 +345,7 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
-    jobs = with_boxes(args, jobs)
+    jobs, boxes = with_boxes(args, jobs)
     if not jobs:
         raise UserError(f"{args.boxes} has no box that is taken; --without-box whole answers for whole pictures")
     if args.queue > len(jobs):
@@ -346,7 +367,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
     else:
-        summary = predict(args, model, jobs, options, exif, about)
+        summary = predict(args, model, jobs, options, exif, about, boxes)
     if args.queue and args.out is not None:
         names = sidecar_path(args.out, "txt")
         write_atomically(names, "".join(f"{job.picture.name}\n" for job in jobs))
@@ -377,9 +398,11 @@ def predict(
     options: AnswerOptions,
     exif: bool,
     about: Mapping[str, Any],
+    boxes: BoxSource | None = None,
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
+    from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
     from linnaeus_jax.inference.files.prediction_files import unfinished
@@ -388,7 +411,12 @@ def predict(
     from linnaeus_jax.reporting.logs import console
 
     suffix = args.out.suffix.lower() if args.out is not None else ".csv"
-    lines = lines_for(suffix, model.bundle.taxonomy, options, args.boxes is not None)
+    title = str(model.bundle.facts.get("title") or args.source.name)
+    lines: Any
+    if suffix == ".json" and boxes is not None:
+        lines = MegaDetectorLines(replace(boxes, title=title), model.bundle.taxonomy, options)
+    else:
+        lines = lines_for(suffix, model.bundle.taxonomy, options, boxes is not None)
     least = LeastCertain(model.answers, options)
     printed: list[Mapping[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -410,9 +438,8 @@ def predict(
         if args.gallery is not None:
             shown = least.rows()
             paths = [jobs[row["place"]].picture.path for row in shown]
-            title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
             with tools.progress_bar("gallery") as progress:
-                write_gallery(args.gallery, shown, paths, work.summary.answered, title, progress)
+                write_gallery(args.gallery, shown, paths, work.summary.answered, f"Predictions of {title}", progress)
             say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)

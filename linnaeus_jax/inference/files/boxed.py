@@ -17,8 +17,11 @@ from linnaeus_jax.reading.box_cuts import Cut, left_out, pictures_left
 from linnaeus_jax.reading.boxes import BoxFile
 
 
-def boxed(jobs: Sequence[Job], found: BoxFile, cut: Cut, *, part: bool = False) -> tuple[list[Job], list[str]]:
-    """A job for each box that is taken, in the order of the pictures; and what is said of it, one line each.
+def boxed(
+    jobs: Sequence[Job], found: BoxFile, cut: Cut, *, part: bool = False
+) -> tuple[list[Job], dict[str, str], list[str]]:
+    """A job for each box that is taken, in the order of the pictures; what the file calls each picture that it names;
+    and what is said of it, one line each.
 
     Args:
       part: whether `jobs` are a part of the pictures, so that pictures that are not given mean nothing.
@@ -48,7 +51,8 @@ def boxed(jobs: Sequence[Job], found: BoxFile, cut: Cut, *, part: bool = False) 
     done = "answered whole" if cut.without == "whole" else "left out"
     with_boxes = len(jobs) - whole
     lines.append(f"{boxes:,} boxes of {with_boxes:,} pictures; {whole:,} pictures without a box are {done}")
-    return result, lines
+    called = {job.picture.name: name for job, name in zip(jobs, names) if name is not None}
+    return result, called, lines
 
 
 def write_best(rows: Path, out: Path, finest: str, schema: Mapping[str, type[pl.DataType]] | None) -> int:

@@ -26,6 +26,7 @@ from linnaeus_jax.inference.answers import Answered
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
 from linnaeus_jax.inference.files.boxed import write_best
+from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
@@ -39,6 +40,8 @@ from linnaeus_jax.inference.files.unfinished import (
 )
 
 FORMATS = (".csv", ".jsonl", ".parquet")
+#: also of answers for boxes, see `megadetector`
+BOX_FORMATS = (*FORMATS, ".json")
 _ROWS, _GALLERY = "rows", "gallery.jsonl"
 
 
@@ -68,7 +71,7 @@ class Predictions(Unfinished):
     def __init__(
         self,
         folder: Path,
-        lines: CsvLines | JsonLines,
+        lines: CsvLines | JsonLines | MegaDetectorLines,
         files: Mapping[str, IO[bytes]],
         log: IO[bytes],
         pictures: Sequence[PictureFile] = (),
@@ -98,7 +101,9 @@ class Predictions(Unfinished):
     def finish(self, out: Path, about: Mapping[str, Any]) -> None:
         """Makes `out` and what belongs to it; `remove` takes the rest away."""
         with replaced_file(out) as temporary:
-            if check_format(out) == ".parquet":
+            if isinstance(self._lines, MegaDetectorLines):
+                self._lines.write(self.folder / _ROWS, temporary)
+            elif check_format(out) == ".parquet":
                 assert isinstance(self._lines, CsvLines)
                 write_parquet(self.folder / _ROWS, temporary, self._lines.schema)
             else:
@@ -119,7 +124,7 @@ def unfinished(
     folder: Path,
     out: Path,
     about: Mapping[str, Any],
-    lines: CsvLines | JsonLines,
+    lines: CsvLines | JsonLines | MegaDetectorLines,
     pictures: Sequence[PictureFile] = (),
 ) -> Iterator[Predictions]:
     """Opens what is unfinished, or begins it.

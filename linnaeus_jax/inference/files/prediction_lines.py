@@ -32,7 +32,7 @@ BOX_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
-class _Lines:
+class Lines:
     """What both forms know of a model.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Lines:
         yield None
 
 
-class CsvLines(_Lines):
+class CsvLines(Lines):
     """Lines of CSV with the columns of `schema`; the first one of a file is `header`."""
 
     @cached_property
@@ -103,7 +103,7 @@ class CsvLines(_Lines):
         return lines
 
 
-class JsonLines(_Lines):
+class JsonLines(Lines):
     """Lines of JSON: `Prediction.to_json` with `file` and `metadata_from`."""
 
     header = ""
