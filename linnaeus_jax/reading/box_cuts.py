@@ -57,8 +57,11 @@ class Cut:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Cut:
-        """The inverse of `to_json`; TypeError, UserError for what is no such thing."""
-        return cls(**{**fields, "categories": tuple(fields.get("categories", ()))})
+        """The inverse of `to_json`. Raises UserError for what is no such thing."""
+        try:
+            return cls(**{**fields, "categories": tuple(fields.get("categories", ()))})
+        except TypeError as error:
+            raise UserError(f"{str(fields)[:100]} are no settings of boxes: {error}") from None
 
     def choose(self, found: BoxFile) -> tuple[dict[str, list[Box]], Counter[str]]:
         """The boxes that are taken of every picture that the file names, and why others are not -> how many.
@@ -138,6 +141,21 @@ def differing(one: Cut, other: Cut) -> list[str]:
     """Settings that are not the same, with the value of each, such as "margin 0.1, not 0.2"."""
     pairs = zip(one.to_json().items(), other.to_json().values(), strict=True)
     return [f"{name} {a}, not {b}" for (name, a), b in pairs if a != b and name != "without"]
+
+
+def from_training(cut: Cut | None, stored: Cut | None) -> str:
+    """What must be known where a model was trained on other boxes, or on boxes at all; "" for nothing.
+
+    Args:
+      cut: what is asked for; None: whole pictures.
+      stored: of the training; None: it had whole pictures, or is of an earlier version.
+    """
+    if stored is None:
+        return ""
+    if cut is None:
+        return "the model was trained on boxes cut from pictures, and whole ones look different to it; give --boxes"
+    others = "; ".join(differing(cut, stored))
+    return f"boxes are taken otherwise than for the training of the model: {others}" if others else ""
 
 
 def pictures_left(names: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
+    from linnaeus_jax.inference.bundle.bundle import Bundle
     from linnaeus_jax.inference.files.megadetector import BoxSource
     from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
@@ -191,7 +192,7 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     return [Job(picture, known[picture.path] or Observation()) for picture in mine]
 
 
-def with_boxes(args: argparse.Namespace, jobs: list[Job]) -> tuple[list[Job], BoxSource | None]:
+def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tuple[list[Job], BoxSource | None]:
     """A job for each box of --boxes, and where their answers belong; tells what the file holds and what is left out.
 
     Raises:
@@ -199,11 +200,15 @@ def with_boxes(args: argparse.Namespace, jobs: list[Job]) -> tuple[list[Job], Bo
     """
     from linnaeus_jax.inference.files.boxed import boxed
     from linnaeus_jax.inference.files.megadetector import BoxSource, check_relative
+    from linnaeus_jax.reading.box_cuts import Cut, from_training
     from linnaeus_jax.reading.boxes import read_boxes
     from linnaeus_jax.reading.columns import split_options
 
     as_json = is_json(args.out)
-    cut = tools.cut_of(args, without="skip" if as_json else "whole")
+    stored = Cut.from_json(bundle.facts["boxes"]) if "boxes" in bundle.facts else None
+    cut = tools.cut_of(args, stored, "skip" if as_json else "whole")
+    if remark := from_training(None if args.boxes is None else cut, stored):
+        say(remark)
     if args.boxes is None:
         return jobs, None
     found = read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
@@ -345,7 +350,7 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
-    jobs, boxes = with_boxes(args, jobs)
+    jobs, boxes = with_boxes(args, jobs, bundle)
     if not jobs:
         raise UserError(f"{args.boxes} has no box that is taken; --without-box whole answers for whole pictures")
     if args.queue > len(jobs):

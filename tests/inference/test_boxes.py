@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import polars as pl
 import pytest
 from PIL import Image
 
+from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import predicting
 from linnaeus_jax.inference.model import load
+from linnaeus_jax.reading.box_cuts import Cut
 from tests.inference.test_predict_tool import read, run
 
 PLACE = (0.2, 0.1, 0.4, 0.5)
@@ -149,6 +152,28 @@ def test_boxes_that_cannot_be_used_are_one_line(shared, trained, capsys):
         assert said in result.err
         assert len(result.err.strip().splitlines()) == 1
         assert not Path("p.csv").exists()
+
+
+def test_a_model_that_was_trained_on_boxes_takes_them_so(shared, trained, bundle, capsys):
+    stored = Cut(margin=0.3, confidence=0.4, square=True, categories=("animal",), without="skip")
+    write_bundle(dataclasses.replace(bundle, facts={**bundle.facts, "boxes": stored.to_json()}), shared / "cut")
+    write(entry(0, detection(), detection(conf=0.3)), entry(1, detection(category="2")))
+    remark = "the model was trained on boxes cut from pictures, and whole ones look different to it; give --boxes"
+    assert remark in run(capsys, "cut", "photos").out
+    same = run(capsys, "cut", "photos", "--boxes", "b.json", "--out", "a.csv")
+    assert "1 boxes of 1 pictures; 8 pictures without a box are answered whole" in same.out
+    assert "otherwise" not in same.out
+    options = ["--box-margin", "0.3", "--box-confidence", "0.4", "--box-square", "--box-categories", "animal"]
+    assert run(capsys, trained, "photos", "--boxes", "b.json", *options, "--out", "b.csv").status == 0
+    assert read("a.csv") == read("b.csv")
+    other = run(capsys, "cut", "photos", "--boxes", "b.json", "--no-box-square", "--box-margin", "0")
+    said = "boxes are taken otherwise than for the training of the model: margin 0.0, not 0.3; square False, not True"
+    assert said in other.out
+    damaged = {**bundle.facts, "boxes": {"margin": "wide"}}
+    write_bundle(dataclasses.replace(bundle, facts=damaged), shared / "damaged")
+    result = run(capsys, "damaged", "photos")
+    assert result.status == 2
+    assert "are no settings of boxes" in result.err
 
 
 def test_boxes_are_of_the_upright_picture(shared, trained, capsys):

@@ -141,7 +141,7 @@ def _read(
     """Reads the candidates `rows`; the names of the finished images file, if there is one, and the outcomes."""
     images = [] if plan.options.images == "folder" else [PIXELS]
     outcomes = read_pictures(
-        plan.paths[rows.start : rows.stop],
+        list(zip(plan.paths[rows.start : rows.stop], plan.boxes[rows.start : rows.stop])),
         plan.options,
         work / JOURNAL,
         work / PIXELS if images else None,
