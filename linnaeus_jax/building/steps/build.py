@@ -141,12 +141,13 @@ def _read(
     """Reads the candidates `rows`; the names of the finished images file, if there is one, and the outcomes."""
     images = [] if plan.options.images == "folder" else [PIXELS]
     outcomes = read_pictures(
-        list(zip(plan.paths[rows.start : rows.stop], plan.boxes[rows.start : rows.stop])),
+        plan.paths[rows.start : rows.stop],
         plan.options,
         work / JOURNAL,
         work / PIXELS if images else None,
         threads,
         lambda done, total: progress("reading pictures", done, total),
+        plan.boxes[rows.start : rows.stop],
     )
     if images:
         close_images(work / PIXELS, plan.options, outcomes)

@@ -300,12 +300,13 @@ def _opened(path: str) -> tuple[NDArray[np.uint8], str, int]:
 
 
 def read_pictures(
-    candidates: Sequence[Candidate],
+    paths: Sequence[str],
     options: BuildOptions,
     journal_path: Path,
     pixels_path: Path | None,
     threads: int,
     progress: Progress,
+    boxes: Sequence[Box | None] = (),
 ) -> list[Outcome]:
     """Reads the candidates, stores those that can be used once, and says what became of each.
 
@@ -314,12 +315,14 @@ def read_pictures(
     once, to see which. Memory is bounded by the batches in flight.
 
     Args:
-      candidates: files, and boxes of them.
+      paths: files of the candidates.
       journal_path: continued where it exists.
       pixels_path: file of `StreamedBytes`, likewise; None: nothing is stored.
       threads: that decode; 0: one for each core.
       progress: called with (pictures read, pictures).
+      boxes: what is used of each; none: whole pictures.
     """
+    candidates = list(zip(paths, boxes or [None] * len(paths), strict=True))
     most = None
     if pixels_path is not None:
         most = max(0, pixels_path.stat().st_size - DATA_OFFSET) if pixels_path.exists() else 0
