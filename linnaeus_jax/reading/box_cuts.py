@@ -13,6 +13,7 @@ import numpy as np
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import Pixels
 from linnaeus_jax.reading.boxes import Box, BoxFile
+from linnaeus_jax.reading.text import printable
 
 #: said of a box of which more than a pixel lies outside of the picture
 CLIPPED = "the box reaches beyond the picture and was clipped"
@@ -71,7 +72,7 @@ class Cut:
         """
         names = set(found.categories.values())
         if unknown := [name for name in self.categories if name not in names]:
-            known = f"it has {', '.join(sorted(names))}" if names else "it names none"
+            known = f"it has {printable(', '.join(sorted(names)))}" if names else "it names none"
             raise UserError(f"--box-categories {unknown[0]}: {found.path} names no such category; {known}")
         left: Counter[str] = Counter()
         taken: dict[str, list[Box]] = {}
@@ -160,4 +161,4 @@ def from_training(cut: Cut | None, stored: Cut | None) -> str:
 
 def pictures_left(names: Sequence[str]) -> str:
     """Some names, for one line."""
-    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+    return f"{', '.join(map(printable, names[:3]))}{' ...' if len(names) > 3 else ''}"

@@ -124,7 +124,8 @@ class BoxFile:
         else:
             left, top, width, height = numbers
             known = None if confidence is None else float(confidence)
-            boxes.append(Box(number, (left, top, width, height), known, category, scale))
+            text = category.encode("utf-8", "replace").decode()  # JSON may hold half a character, which no table can
+            boxes.append(Box(number, (left, top, width, height), known, text, scale))
 
     def said(self) -> list[str]:
         """The warnings, and what is left out, one line each."""
@@ -208,6 +209,8 @@ def read_boxes(path: Path, columns: Mapping[str, str] | None = None, units: str 
     if not start:
         raise UserError(f"--boxes {path} is empty")
     if start[:1] not in (b"{", b"["):
+        if path.suffix.lower() == ".json":
+            raise UserError(f"--boxes {path} is no JSON: it begins with {printable(start[:10])}")
         return _of_table(path, columns or {}, units)
     if columns or units:
         raise UserError(f"--box-columns and --box-units are of tables, but {path} is JSON; leave them out")
@@ -347,13 +350,13 @@ def _of_table(path: Path, columns: Mapping[str, str], units: str | None) -> BoxF
             known = [*map(plain, usual.split())]
             fitting = sorted((known.index(plain(name)), name) for name in header if plain(name) in known)
             if what in columns and columns[what] not in header:
-                raise UserError(f"--box-columns {what}={columns[what]}: {path.name} has {', '.join(header)}")
+                raise UserError(f"--box-columns {what}={columns[what]}: {path.name} has {printable(', '.join(header))}")
             if what in columns or fitting:
                 names[what] = columns.get(what) or fitting[0][1]
         if missing := [what for what in ("file", *_PLACE) if what not in names]:
             raise UserError(
                 f"--boxes {path} has no column for {', '.join(missing)}; say which it is with --box-columns "
-                f"{missing[0]}=COLUMN. Its columns are {', '.join(header)}"
+                f"{missing[0]}=COLUMN. Its columns are {printable(', '.join(header))}"
             )
         return Links(names, {what: list(header).index(name) for what, name in names.items()})
 

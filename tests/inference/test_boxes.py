@@ -176,6 +176,14 @@ def test_a_model_that_was_trained_on_boxes_takes_them_so(shared, trained, bundle
     assert "are no settings of boxes" in result.err
 
 
+def test_names_that_no_file_can_have(shared, trained, capsys):
+    gone = {"file": "\x1b[2J\ud800.jpg", "detections": []}
+    write(entry(0, detection()), gone, detection_categories={"1": "a\ud800"})
+    result = run(capsys, trained, "photos", "--boxes", "b.json", "--out", "p.csv")
+    assert r"names 1 pictures that are not given: \x1b[2J\ud800.jpg" in result.out
+    assert read("p.csv")[0]["box_category"] == "a?"
+
+
 def test_boxes_are_of_the_upright_picture(shared, trained, capsys):
     picture = Image.open("photos/0.png")
     exif = Image.Exif()

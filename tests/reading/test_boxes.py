@@ -108,6 +108,8 @@ def test_entries_and_categories_that_are_missing(tmp_path):
         ('{"images": nothing}', "b.json is no JSON, Expecting value"),
         ('{"images": [' + "[" * 100_000, "b.json is nested too deeply"),
         ('{"images": [' + "1" * 5000 + "]}", "b.json is no JSON"),
+        ("file,x,y", "b.json is no JSON: it begins with file,x,y"),
+        ("\x1b[2J", r"b.json is no JSON: it begins with \x1b[2J"),
         ("[]", "JSON of no known form; give results of MegaDetector"),
         ('{"images": {}}', "JSON of no known form"),
         ('{"info": {"format_version": "2.0"}, "images": []}', "format_version is 2.0; versions 1.0 to 1.4"),
