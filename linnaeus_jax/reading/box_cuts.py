@@ -133,11 +133,6 @@ def _within(start: float, length: float, most: int, move: bool) -> slice:
     return slice(first, max(min(math.floor(start + length + 0.5), most), first + 1))
 
 
-def left_out(left: Mapping[str, int]) -> str:
-    """Boxes that are not taken, by their reasons, for people."""
-    return "; ".join(f"{count:,}, since {reason}" for reason, count in left.items())
-
-
 def differing(one: Cut, other: Cut) -> list[str]:
     """Settings that are not the same, with the value of each, such as "margin 0.1, not 0.2"."""
     pairs = zip(one.to_json().items(), other.to_json().values(), strict=True)
@@ -159,6 +154,22 @@ def from_training(cut: Cut | None, stored: Cut | None) -> str:
     return f"boxes are taken otherwise than for the training of the model: {others}" if others else ""
 
 
-def pictures_left(names: Sequence[str]) -> str:
-    """Some names, for one line."""
+def said(found: BoxFile, left: Mapping[str, int], absent: Sequence[str] = ()) -> list[str]:
+    """What a file holds that is not used, one line each.
+
+    Args:
+      left: of `Cut.choose`.
+      absent: names of pictures that are not there.
+    """
+    lines = found.said()
+    if left:
+        reasons = "; ".join(f"{count:,}, since {reason}" for reason, count in left.items())
+        lines.append(f"{found.path.name}: {sum(left.values()):,} boxes are not taken: {reasons}")
+    if absent:
+        lines.append(f"{found.path} names {len(absent):,} pictures that are not given: {some_names(absent)}")
+    return lines
+
+
+def some_names(names: Sequence[str]) -> str:
+    """For one line."""
     return f"{', '.join(map(printable, names[:3]))}{' ...' if len(names) > 3 else ''}"

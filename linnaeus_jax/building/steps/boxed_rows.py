@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 
 import polars as pl
 
-from linnaeus_jax.reading.box_cuts import Cut, left_out, pictures_left
+from linnaeus_jax.reading.box_cuts import Cut, said
 from linnaeus_jax.reading.boxes import Box, BoxFile
 from linnaeus_jax.reading.schema import DETAIL, NO_BOX, OCCURRENCE, PICTURE, REASON, SourceRows
 
@@ -53,11 +53,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
             pl.when(whole).then(pl.lit(text)).otherwise(name).alias(name)
             for name, text in ((REASON, NO_BOX), (DETAIL, found.path.name))
         )
-    lines = found.said()
-    if left:
-        lines.append(f"{found.path.name}: {sum(left.values()):,} boxes are not taken: {left_out(left)}")
-    if absent := sorted(found.boxes.keys() - set(names)):
-        lines.append(f"{found.path.name} names {len(absent):,} pictures that are not used: {pictures_left(absent)}")
+    lines = said(found, left, sorted(found.boxes.keys() - set(names)))
     count = sum(text is not None for each in boxes for text in each)
     done = "used whole" if cut.without == "whole" else "left out"
     lines.append(f"{count:,} boxes of {len(pictures) - without:,} pictures; {without:,} without a box are {done}")

@@ -13,7 +13,7 @@ import polars as pl
 
 from linnaeus_jax.files import replaced_file
 from linnaeus_jax.inference.files.predicting import Job
-from linnaeus_jax.reading.box_cuts import Cut, left_out, pictures_left
+from linnaeus_jax.reading.box_cuts import Cut, said, some_names
 from linnaeus_jax.reading.boxes import BoxFile
 
 
@@ -41,13 +41,9 @@ def boxed(
         whole += not mine
         if not mine and cut.without == "whole":
             result.append(job)
-    lines = found.said()
-    if left:
-        lines.append(f"{found.path.name}: {sum(left.values()):,} boxes are not taken: {left_out(left)}")
+    lines = said(found, left, [] if part else sorted(found.boxes.keys() - set(names)))
     if unnamed := [job.picture.name for job, name in zip(jobs, names) if name is None]:
-        lines.append(f"{len(unnamed):,} of {len(jobs):,} pictures are not in {found.path}: {pictures_left(unnamed)}")
-    if not part and (absent := sorted(found.boxes.keys() - set(names))):
-        lines.append(f"{found.path} names {len(absent):,} pictures that are not given: {pictures_left(absent)}")
+        lines.append(f"{len(unnamed):,} of {len(jobs):,} pictures are not in {found.path}: {some_names(unnamed)}")
     done = "answered whole" if cut.without == "whole" else "left out"
     with_boxes = len(jobs) - whole
     lines.append(f"{boxes:,} boxes of {with_boxes:,} pictures; {whole:,} pictures without a box are {done}")
