@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,32 @@ def test_a_model_that_was_trained_on_boxes_takes_them_so(shared, trained, bundle
     result = run(capsys, "damaged", "photos")
     assert result.status == 2
     assert "are no settings of boxes" in result.err
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_goes_on_in_the_middle_of_a_picture(shared, trained, capsys, monkeypatch, form):
+    write(
+        *(entry(number, detection(), detection(0, 0, 0.5, 0.5), detection(0.3, 0.3, 0.6, 0.6)) for number in range(3))
+    )
+    arguments = [trained, "photos", "--boxes", "b.json", "--without-box", "skip", "--out"]
+    run(capsys, *arguments, f"whole.{form}")
+    through, asked = predicting.predict_files, list[int]()
+
+    def stopped(model: Any, jobs: Any, *others: Any, **options: Any) -> Any:
+        asked.append(len(jobs))
+        yield from list(through(model, jobs[:4], *others, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predicting, "predict_files", stopped)
+    assert run(capsys, *arguments, f"p.{form}").status == 130
+    monkeypatch.setattr(predicting, "predict_files", through)
+    result = run(capsys, *arguments, f"p.{form}")
+    assert "going on after 4 of 9 pictures" in result.out
+    texts = [re.sub(r"completion_time[^,]*", "", Path(f"{name}.{form}").read_text()) for name in ("p", "whole")]
+    numbers = [[float(text) for text in re.findall(r"\d+\.\d+", each)] for each in texts]
+    assert numbers[0] == pytest.approx(numbers[1], abs=2e-4)
+    words = [re.sub(r"\d+\.\d+", "", each) for each in texts]
+    assert words[0] == words[1]
 
 
 def test_names_that_no_file_can_have(shared, trained, capsys):
