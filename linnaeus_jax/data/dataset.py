@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.typed import Config, DataConfig, ScheduleMixupConfig
 from linnaeus_jax.data import splits
 from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
+from linnaeus_jax.data.labels_file import box_settings
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
 from linnaeus_jax.data.repeats import repeated_images, shared_occurrences
 from linnaeus_jax.data.splits import Split, SplitRows
@@ -357,15 +358,17 @@ def _spread(count: NDArray[np.int64]) -> dict[str, float]:
 
 #: among the assets of a run, training rows of each path of its taxonomy
 PATH_COUNTS = "path_counts.json"
+#: how boxes were cut from the pictures that it was trained on; not there where they were whole
+BOXES = "boxes.json"
 
 
 def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | Path) -> None:
     """Writes what a run leaves behind about its data.
 
     `assets_dir`: num_classes.json, class_to_idx.json, subset_maps.json, taxonomy_tree.json, path_counts.json (of the
-    training rows, see `TaxonomyTree.path_counts`), taxon_names.json ({task: {taxon id: {"name", "common_name"}}} of the
-    classes with a name), and subset_ids.npz with int64 `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`,
-    `subset_<kind>_<split>` [n].
+    training rows, see `TaxonomyTree.path_counts`), boxes.json where its pictures were cut from others, taxon_names.json
+    ({task: {taxon id: {"name", "common_name"}}} of the classes with a name), and subset_ids.npz with int64
+    `rows_<split>` [n] and int32 `taxa_<split>`, `rarity_<split>`, `subset_<kind>_<split>` [n].
     `metadata_dir`: task_label_density.json, task_nulls_density.json, meta_label_density.json,
     class_label_counts.json, additional_statistics.json, all {split: {task or component: ...}}.
     """
@@ -386,6 +389,9 @@ def write_assets(dataset: Dataset, assets_dir: str | Path, metadata_dir: str | P
         },
         metadata / "additional_statistics.json": dataset.additional_statistics(),
     }
+    (assets / BOXES).unlink(missing_ok=True)
+    if (cut := box_settings(dataset.sources.train_labels)) is not None:
+        files[assets / BOXES] = cut
     for path, content in files.items():
         write_json(path, content)
     arrays: dict[str, NDArray[Any]] = {}

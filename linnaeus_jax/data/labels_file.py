@@ -229,6 +229,17 @@ def json_attribute(item: h5py.Group | h5py.Dataset, name: str) -> Any:
         raise InputError(f"the attribute {name!r} of {item.name!r} is nested too deeply") from error
 
 
+def box_settings(path: str) -> Any:
+    """How boxes were cut from the pictures of a data set, as JSON; None of whole pictures.
+
+    Raises:
+      FileNotFoundError, ValueError: as `open_labels`.
+    """
+    with open_labels(path) as file:
+        group = file.get("metadata/image_processing")
+        return json_attribute(group, "boxes") or None if isinstance(group, h5py.Group) else None
+
+
 def column_names(dataset: h5py.Dataset) -> tuple[str, ...]:
     """The attribute `column_names`, () without one; ValueError where it is no list of texts."""
     names = np.atleast_1d(attribute(dataset, "column_names", []))

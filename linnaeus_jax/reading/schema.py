@@ -26,6 +26,7 @@ MALFORMED = "malformed record"
 UNSAFE_PATH = "unsafe path"
 UNCLAIMED = "no record names it"
 EXCLUDED = "excluded by a list"
+NO_BOX = "no box that is taken"
 REASONS: tuple[str, ...] = (
     NO_PICTURE_NAMED,
     NO_SUCH_PICTURE,
@@ -39,6 +40,7 @@ REASONS: tuple[str, ...] = (
     UNSAFE_PATH,
     UNCLAIMED,
     EXCLUDED,
+    NO_BOX,
 )
 
 #: column of a list of doubted labels that people fill in, and what they write for a picture that is not to be used

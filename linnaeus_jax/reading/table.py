@@ -78,16 +78,23 @@ def read_columns(
     `check` is called with the links, the table's columns and its name before anything is read; `only` names the
     standard columns that are looked for, by default all.
     """
-    if not table.is_file():
-        raise UserError(f"table {str(table)!r} {'is not a file' if table.exists() else 'does not exist'}")
-    if text.quotes not in QUOTES:
-        raise UserError(f"--quotes {text.quotes!r}: choose one of {', '.join(QUOTES)}")
 
     def link(header: Sequence[str]) -> Links:
         links = link_columns(header, table.name, mapping=mapping, rank_map=rank_map, only=only)
         check(links, header, table.name)
         return links
 
+    return read_linked(table, text, link, progress)
+
+
+def read_linked(
+    table: Path, text: TextOptions, link: Callable[[Sequence[str]], Links], progress: Progress | None = None
+) -> tuple[pl.DataFrame, Links, list[str]]:
+    """As `read_columns`, with columns that `link` chooses of the header."""
+    if not table.is_file():
+        raise UserError(f"table {str(table)!r} {'is not a file' if table.exists() else 'does not exist'}")
+    if text.quotes not in QUOTES:
+        raise UserError(f"--quotes {text.quotes!r}: choose one of {', '.join(QUOTES)}")
     check_tar(table)
     with open(table, "rb") as file:
         start = file.read(4)

@@ -1,8 +1,11 @@
-"""Text from files of unknown origin, made safe to print: one line, nothing invisible."""
+"""Text from files of unknown origin, made safe to print: one line, nothing invisible; lists in text files."""
 
 from __future__ import annotations
 
 import unicodedata
+from pathlib import Path
+
+from linnaeus_jax.config.errors import UserError
 
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "\0": r"\0", "\\": r"\\"}
 
@@ -36,3 +39,16 @@ def printable(text: str | bytes, limit: int = 160) -> str:
     if len(text) <= limit and text.isascii() and text.isprintable() and "\\" not in text:
         return text
     return "".join(map(_shown, text[:limit])) + ("..." if len(text) > limit else "")
+
+
+def text_lines(path: Path) -> list[str]:
+    """Entries of a list, one a line; what follows # is a remark.
+
+    Raises:
+      UserError: no such file, or it is not text.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}") from None
+    return [text for line in lines if (text := line.partition("#")[0].strip())]

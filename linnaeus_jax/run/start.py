@@ -11,7 +11,7 @@ import numpy as np
 
 from linnaeus_jax import versions
 from linnaeus_jax.config.derived import architecture
-from linnaeus_jax.data.dataset import PATH_COUNTS, write_assets
+from linnaeus_jax.data.dataset import BOXES, PATH_COUNTS, write_assets
 from linnaeus_jax.debugging.flag_reports import RunFacts
 from linnaeus_jax.files import FILES_ONLY, write_json
 from linnaeus_jax.learning.transforms import FROZEN
@@ -57,6 +57,7 @@ READ_AGAIN = (
     PLUGIN_METRICS_FILE,
     "assets/class_to_idx.json",
     "assets/num_classes.json",
+    f"assets/{BOXES}",
     f"assets/{PATH_COUNTS}",
     "assets/schedule_summary.json",
     "assets/taxon_names.json",

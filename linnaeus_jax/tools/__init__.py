@@ -9,8 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linnaeus_jax.reading.box_cuts import Cut
 
 from linnaeus_jax.config.exit_status import MEMORY_ADVICE, as_program, exit_status
 from linnaeus_jax.config.memory_limit import under_memory_limit
@@ -75,6 +79,53 @@ def plugins_option(parser: argparse.ArgumentParser, what: str = "that a bundle n
         metavar="FILE,...",
         help=f"modules or .py files {what}; they are run as programs, so give only what you trust",
     )
+
+
+def box_options(parser: argparse.ArgumentParser, whole: str) -> None:
+    """Adds which boxes are cut from the pictures, and how; `whole` says in the help what becomes of a picture."""
+    boxes = parser.add_argument_group("boxes")
+    boxes.add_argument(
+        "--boxes",
+        type=Path,
+        metavar="FILE",
+        help=f"{whole} only what is in these boxes: JSON of MegaDetector, SpeciesNet or COCO, or a table",
+    )
+    boxes.add_argument("--box-margin", type=float, metavar="SHARE", help="of the longer side, added all around (0.1)")
+    boxes.add_argument("--box-confidence", type=float, metavar="NUMBER", help="least one of the detector (0.2)")
+    boxes.add_argument("--box-min-side", type=int, metavar="PIXELS", help="least shorter side of a box (0)")
+    boxes.add_argument(
+        "--box-square", action=argparse.BooleanOptionalAction, help="make the shorter side as long as the longer one"
+    )
+    boxes.add_argument("--box-categories", metavar="NAME,...", help="only these, such as animal (all)")
+    boxes.add_argument("--without-box", choices=("whole", "skip"), help="pictures without a box: whole, or left out")
+    boxes.add_argument(
+        "--box-columns", nargs="+", default=[], metavar="WHAT=COLUMN", help="of a table, with unusual names: x=left"
+    )
+    boxes.add_argument("--box-units", choices=("relative", "pixel"), help="of a table (seen from its numbers)")
+
+
+def cut_of(args: argparse.Namespace, stored: Cut | None = None, without: str = "whole") -> Cut:
+    """The settings of `box_options`; those that are not given are as `stored`, or as usual.
+
+    Raises:
+      UserError: a value that cannot be, or options without --boxes.
+    """
+    from linnaeus_jax.config.errors import UserError
+    from linnaeus_jax.reading.box_cuts import Cut
+
+    categories = args.box_categories
+    given = {
+        "margin": args.box_margin,
+        "confidence": args.box_confidence,
+        "min_side": args.box_min_side,
+        "square": args.box_square,
+        "categories": None if categories is None else tuple(filter(None, map(str.strip, categories.split(",")))),
+        "without": args.without_box,
+    }
+    known = {name: value for name, value in given.items() if value is not None}
+    if args.boxes is None and (known or args.box_columns or args.box_units):
+        raise UserError("options of boxes need the file that has them: --boxes FILE")
+    return replace(stored or Cut(), **{"without": without, **known})
 
 
 def picture(text: str) -> Path:

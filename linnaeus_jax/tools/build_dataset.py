@@ -26,6 +26,7 @@ from rich.console import Console
 from linnaeus_jax import tools
 from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.sources.source import Request, sources
+from linnaeus_jax.building.steps.boxed_rows import with_boxes
 from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, discard, merge
 from linnaeus_jax.building.steps.corrections import BEFORE, LABELS, apply_corrections
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
@@ -43,7 +44,9 @@ from linnaeus_jax.building.steps.summary import summary_tables
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
-from linnaeus_jax.reading.columns import own_or_level
+from linnaeus_jax.reading.box_cuts import Cut
+from linnaeus_jax.reading.boxes import read_boxes
+from linnaeus_jax.reading.columns import own_or_level, split_options
 from linnaeus_jax.reading.paths import Shard
 from linnaeus_jax.reading.schema import Progress, SourceRows
 from linnaeus_jax.reporting.logs import PlainConsole
@@ -112,6 +115,8 @@ def argument_parser() -> argparse.ArgumentParser:
         help="--resize-mode center_crop: share of the shorter side that is kept (1)",
     )
     pictures.add_argument("--quality", type=int, default=90, help="of --images jpeg (90)")
+
+    tools.box_options(parser, "store")
 
     facts = parser.add_argument_group("metadata")
     facts.add_argument(
@@ -226,13 +231,15 @@ def read_synonyms(path: Path | None) -> dict[str, str]:
     return synonyms
 
 
-def build_options(args: argparse.Namespace, source: SourceRows) -> BuildOptions:
+def build_options(args: argparse.Namespace, source: SourceRows, cut: Cut | None = None) -> BuildOptions:
     """The options of the data set."""
     values = {
-        field.name: getattr(args, field.name) for field in dataclasses.fields(BuildOptions) if field.name != "split"
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(BuildOptions)
+        if field.name not in ("split", "boxes")
     }
     split = args.split or ("given" if "split" in source.frame.columns else "stratified")
-    return BuildOptions(split=split, **values)
+    return BuildOptions(split=split, boxes=cut, **values)
 
 
 @contextmanager
@@ -286,7 +293,12 @@ def main(argv: Sequence[str]) -> None:
     there = (args.out / SUMMARY).exists() and not args.force
     with tools.progress_bars() as progress, rejected_listed(args.out):
         source = with_lists(read_source(args, progress), args.exclude, args.group_duplicates)
-        plan = plan_build(source, build_options(args, source), read_synonyms(args.synonyms), args.synonyms)
+        cut = tools.cut_of(args)
+        if args.boxes is not None:
+            columns = split_options(args.box_columns, "--box-columns")
+            source = with_boxes(source, read_boxes(args.boxes, columns, args.box_units), cut)
+        options = build_options(args, source, cut if args.boxes is not None else None)
+        plan = plan_build(source, options, read_synonyms(args.synonyms), args.synonyms)
         if args.minutes is not None:
             plan = dataclasses.replace(plan, budget=Budget(args.minutes, machine_speed()))
             chosen(len(plan.candidates) // 2, args.size, plan.budget)  # far too little is said before pictures are read

@@ -8,7 +8,8 @@ Of every picture it gives one taxon of each rank that agree with each other, wit
 finest of them that is at least --min-confidence probable: "a genus, probably" is an answer, and so is "unknown". Place,
 date and elevation come from the table --meta (columns file, latitude, longitude, date, elevation, or the names of
 Darwin Core), without one from the EXIF data of the pictures. Without --out the answers are printed. The same command
-goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing.
+goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing. With --boxes there
+is an answer for each box that a detector has found.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
+    from linnaeus_jax.inference.bundle.bundle import Bundle
+    from linnaeus_jax.inference.files.megadetector import BoxSource
     from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.inference.files.unfinished import Summary, Unfinished
@@ -33,10 +37,12 @@ if TYPE_CHECKING:
 from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import write_atomically
+from linnaeus_jax.reading.text import text_lines
 from linnaeus_jax.system import file_name
 
 #: pictures whose answers are printed
 PRINTED = 100
+JSON_ADVICE = "give --boxes, and leave --without-box whole out; write .csv for answers of whole pictures"
 
 
 def source_options(parser: argparse.ArgumentParser, pictures: str = "") -> None:
@@ -75,7 +81,12 @@ def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool, in groups."""
     parser = tools.parser("predict", __doc__)
     source_options(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="predictions as .csv, .jsonl or .parquet")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="predictions as .csv, .jsonl or .parquet; .json: with --boxes, as MegaDetector writes it",
+    )
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
     parser.add_argument(
         "--gallery", type=Path, metavar="HTML", help="a page of the pictures, the least certain first (at most 2000)"
@@ -92,6 +103,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "first; their names stand in FILE.txt, too",
     )
     known_options(parser)
+    tools.box_options(parser, "answer")
 
     answers = parser.add_argument_group("answers")
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
@@ -136,19 +148,6 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def taxa_of(path: Path) -> list[str]:
-    """Ids or scientific names, one a line; what follows # is a remark.
-
-    Raises:
-      UserError: no such file, or it is not text.
-    """
-    try:
-        lines = path.read_text("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', '') or error}") from None
-    return [text for line in lines if (text := line.partition("#")[0].strip())]
-
-
 def shard_of(args: argparse.Namespace) -> Shard:
     """The part that --shard asks for. Raises UserError for a wrong one."""
     from linnaeus_jax.reading.paths import Shard
@@ -189,6 +188,35 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     return [Job(picture, known[picture.path] or Observation()) for picture in mine]
 
 
+def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tuple[list[Job], BoxSource | None]:
+    """A job for each box of --boxes, and where their answers belong; tells what the file holds and what is left out.
+
+    Raises:
+      UserError: a file or options that cannot be used.
+    """
+    from linnaeus_jax.inference.files.boxed import boxed
+    from linnaeus_jax.inference.files.megadetector import BoxSource, check_relative
+    from linnaeus_jax.reading.box_cuts import Cut, from_training
+    from linnaeus_jax.reading.boxes import read_boxes
+    from linnaeus_jax.reading.columns import split_options
+
+    as_json = is_json(args.out)
+    stored = Cut.from_json(bundle.facts["boxes"]) if "boxes" in bundle.facts else None
+    cut = tools.cut_of(args, stored, "skip" if as_json else "whole")
+    if remark := from_training(None if args.boxes is None else cut, stored):
+        say(remark)
+    if args.boxes is None:
+        return jobs, None
+    found = read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
+    if as_json:
+        check_relative(found, args.out)
+    jobs, names, lines = boxed(jobs, found, cut, part=bool(args.shard))
+    say(f"{args.boxes}: boxes of {found.form}")
+    for line in lines:
+        say(line)
+    return jobs, BoxSource(found, names)
+
+
 def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """Which pictures and metadata are meant, as JSON types."""
 
@@ -204,6 +232,7 @@ def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[s
 
 def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
+    from linnaeus_jax.inference.files.boxed import digest_of
     from linnaeus_jax.inference.files.prediction_files import model_digest
 
     return {
@@ -212,14 +241,20 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         "top_k": args.top_k,
         "min_confidence": args.min_confidence,
         "consistency": args.consistency,
-        "restrict": sorted(taxa_of(args.restrict)) if args.restrict else None,
-        "always_report": taxa_of(args.always_report) if args.always_report else [],
+        "restrict": sorted(text_lines(args.restrict)) if args.restrict else None,
+        "always_report": text_lines(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
         **({} if args.form == "answers" else {"as": args.form}),
         **({"class_balance": args.class_balance} if args.class_balance else {}),
+        **({} if args.boxes is None else {"boxes": digest_of(jobs, args.boxes if is_json(args.out) else None)}),
         "gallery": args.gallery is not None,
         "reasons": True,  # lines of earlier versions had none
     }
+
+
+def is_json(out: Path | None) -> bool:
+    """Whether answers are written in the form of MegaDetector."""
+    return out is not None and out.suffix.lower() == ".json"
 
 
 def say_resumed(work: Unfinished, total: int) -> int:
@@ -241,16 +276,21 @@ def say(text: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that cannot be, before anything is read."""
-    from linnaeus_jax.inference.files.prediction_files import check_format
+    from linnaeus_jax.inference.files.prediction_files import BOX_FORMATS, check_format
 
     if args.out is not None:
-        check_format(args.out)
+        check_format(args.out, BOX_FORMATS)
+    if is_json(args.out) and (args.boxes is None or args.without_box == "whole"):
+        raise UserError(f"{args.out} is JSON of MegaDetector, which has answers for boxes alone: {JSON_ADVICE}")
     if args.queue < 0:
         raise UserError(f"--queue is {args.queue}; give a number of pictures")
     if args.form == "sets" and args.coverage is None:
         raise UserError("--as sets needs --coverage, such as 0.9; give it, or leave out --as")
     if args.force and args.out is None:
         raise UserError("--force replaces the file of --out; give one")
+    whole = {"--gallery": args.gallery, "--explain": args.explain, "--queue": args.queue or None}
+    if args.boxes is not None and (others := [name for name, value in whole.items() if value is not None]):
+        raise UserError(f"{others[0]} is of whole pictures; leave it or --boxes out")
     check_source(args, {"--out": args.out, "--gallery": args.gallery})
     if args.explain is not None and args.explain.is_file():
         raise UserError(f"--explain {args.explain} is a file; give another name")
@@ -275,8 +315,8 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
         top_k=args.top_k,
         min_confidence=args.min_confidence,
         consistency=args.consistency,
-        restrict=taxa_of(args.restrict) if args.restrict else None,
-        always_report=taxa_of(args.always_report) if args.always_report else (),
+        restrict=text_lines(args.restrict) if args.restrict else None,
+        always_report=text_lines(args.always_report) if args.always_report else (),
         coverage=args.coverage,
         class_balance=args.class_balance,
         as_sets=args.form == "sets",
@@ -302,6 +342,9 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
+    jobs, boxes = with_boxes(args, jobs, bundle)
+    if not jobs:
+        raise UserError(f"{args.boxes} has no box that is taken; --without-box whole answers for whole pictures")
     if args.queue > len(jobs):
         raise UserError(f"--queue {args.queue}: there are {len(jobs):,} pictures; give fewer")
     model = Model(
@@ -323,13 +366,14 @@ def main(argv: Sequence[str]) -> int:
         say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
     else:
-        summary = predict(args, model, jobs, options, exif, about)
+        summary = predict(args, model, jobs, options, exif, about, boxes)
     if args.queue and args.out is not None:
         names = sidecar_path(args.out, "txt")
         write_atomically(names, "".join(f"{job.picture.name}\n" for job in jobs))
         say(f"{args.out}, {names}: the {len(jobs):,} pictures to label next")
     source = f"the table {args.meta}" if args.meta is not None else "EXIF data" if exif else "no source"
-    for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage):
+    what = "pictures" if args.boxes is None else "boxes and whole pictures"
+    for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage, what):
         say(line)
     unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
     return 2 if not summary.answered or summary.not_finite or unexplained else 0
@@ -353,9 +397,11 @@ def predict(
     options: AnswerOptions,
     exif: bool,
     about: Mapping[str, Any],
+    boxes: BoxSource | None = None,
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
+    from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
     from linnaeus_jax.inference.files.prediction_files import unfinished
@@ -363,7 +409,13 @@ def predict(
     from linnaeus_jax.inference.files.unfinished import UNFINISHED, remove, sidecar_path
     from linnaeus_jax.reporting.logs import console
 
-    lines = lines_for(args.out.suffix.lower() if args.out is not None else ".csv", model.bundle.taxonomy, options)
+    suffix = args.out.suffix.lower() if args.out is not None else ".csv"
+    title = str(model.bundle.facts.get("title") or args.source.name)
+    lines: Any
+    if suffix == ".json" and boxes is not None:
+        lines = MegaDetectorLines(replace(boxes, title=title), model.bundle.taxonomy, options)
+    else:
+        lines = lines_for(suffix, model.bundle.taxonomy, options, boxes is not None)
     least = LeastCertain(model.answers, options)
     printed: list[Mapping[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -385,9 +437,8 @@ def predict(
         if args.gallery is not None:
             shown = least.rows()
             paths = [jobs[row["place"]].picture.path for row in shown]
-            title = f"Predictions of {model.bundle.facts.get('title') or args.source.name}"
             with tools.progress_bar("gallery") as progress:
-                write_gallery(args.gallery, shown, paths, work.summary.answered, title, progress)
+                write_gallery(args.gallery, shown, paths, work.summary.answered, f"Predictions of {title}", progress)
             say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)

@@ -124,7 +124,7 @@ def trained(bundle, tmp_path_factory) -> str:
 def shared(model, monkeypatch, tmp_path, pictures) -> Path:
     """A folder with `photos` of eight pictures and one that is none; models share what is compiled."""
 
-    def one(bundle, buckets):
+    def one(bundle, buckets, runtime="auto"):
         same = copy.copy(model)
         same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
         return same

@@ -65,7 +65,7 @@ def poisoned(model, monkeypatch, pictures):
 
         return SimpleNamespace(result=result)
 
-    def one(bundle, buckets):
+    def one(bundle, buckets, runtime="auto"):
         same = copy.copy(model)
         same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
         same.forward = SimpleNamespace(buckets=model.forward.buckets, dispatch=dispatch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import jax
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import read_json, write_json
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
+from linnaeus_jax.reading.box_cuts import Cut
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.saved_weights import choose_checkpoint, read_run, run_state_of
 from linnaeus_jax.tools import export_weights
@@ -179,6 +182,16 @@ def test_a_run_of_one_rank_is_bundled_and_named(tmp_path):
     (run / "assets" / "taxonomy_tree.json").unlink()
     with pytest.raises(UserError, match=r"holds no taxonomy_tree\.json"):
         bundle_of_run(run)
+
+
+def test_how_boxes_were_cut_goes_from_data_to_bundle(saved, tmp_path):
+    assert "boxes" not in bundle_of_run(saved[0]).facts
+    config = tiny_config(tmp_path / "data")
+    cut = Cut(margin=0.2, categories=("animal",)).to_json()
+    with h5py.File(config.data.h5.labels_path, "r+") as file:
+        file.require_group("metadata/image_processing").attrs["boxes"] = json.dumps(cut)
+    save_run(tmp_path / "run", config, {5: 0.7})
+    assert bundle_of_run(tmp_path / "run").facts["boxes"] == cut
 
 
 def test_which_runs_a_config_names(saved, tmp_path):

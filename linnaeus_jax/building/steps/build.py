@@ -147,6 +147,7 @@ def _read(
         work / PIXELS if images else None,
         threads,
         lambda done, total: progress("reading pictures", done, total),
+        plan.boxes[rows.start : rows.stop],
     )
     if images:
         close_images(work / PIXELS, plan.options, outcomes)

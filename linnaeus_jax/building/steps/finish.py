@@ -13,18 +13,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from linnaeus_jax.building.steps.boxed_rows import BOX
 from linnaeus_jax.building.steps.labels_writer import LabelsContent, write_labels
 from linnaeus_jax.building.steps.observations import Observations, read_observations
 from linnaeus_jax.building.steps.options import FOLDER_PLACE, BuildOptions
 from linnaeus_jax.building.steps.picture_lists import DUPLICATES
 from linnaeus_jax.building.steps.pixels import Outcome
 from linnaeus_jax.building.steps.plan import BuildPlan
-from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits
+from linnaeus_jax.building.steps.splits import TEST, TRAIN, VAL, SplitRows, assign_splits, units_of
 from linnaeus_jax.building.steps.starter_config import starter_config
 from linnaeus_jax.data.alignment import FILES, PIXELS, STORED
 from linnaeus_jax.data.labels import SPLITS
 from linnaeus_jax.data.taxon_names import describe_taxon
-from linnaeus_jax.files import write_atomically, write_json
+from linnaeus_jax.files import json_text, write_atomically, write_json
 from linnaeus_jax.reading.dates import DAY_OR_MONTH
 from linnaeus_jax.reading.schema import (
     DETAIL,
@@ -131,7 +132,10 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
     ).sort("row")
     observations = read_observations(frame[rows], plan.options)
     taxon = plan.taxa.taxon[rows]
-    split = None if plan.options.split == "none" else assign_splits(_split_rows(plan, rows, observations), plan.options)
+    checksums = _checksums(plan, [outcome for outcome in outcomes if not outcome.reason])
+    split = None
+    if plan.options.split != "none":
+        split = assign_splits(_split_rows(plan, rows, observations, checksums.get(FILES)), plan.options)
     tables = {
         REJECTED: rejected.select(TABLES[REJECTED]),
         "blanked.csv": observations.blanked.sort("line", maintain_order=True),
@@ -166,7 +170,6 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
             f"{unsure.height} dates such as {unsure['value'][0]} count as unknown, since either number may be the day; "
             "give --day-first or --no-day-first"
         )
-    checksums = _checksums(plan, [outcome for outcome in outcomes if not outcome.reason])
     return Finished(totals, tuple(warnings), tables, rows, split, observations, checksums)
 
 
@@ -253,7 +256,10 @@ def _codes(frame: pl.DataFrame, column: str) -> NDArray[np.int64]:
     return joined["code"].cast(pl.Int64).fill_null(-1).to_numpy()
 
 
-def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observations) -> SplitRows:
+def _split_rows(
+    plan: BuildPlan, rows: NDArray[np.int64], observations: Observations, files: NDArray[np.uint32] | None
+) -> SplitRows:
+    """What the split is decided by; `files`: checksums of the files, by which boxes of copies are kept together."""
     frame, raw = plan.frame[rows], observations.raw
     unknown = np.full(len(rows), np.nan)
     place = np.stack([raw.get("raw_lat", unknown), raw.get("raw_lon", unknown)], axis=1).astype(np.float64)
@@ -261,6 +267,9 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
     if "split" in frame.columns:
         names = {name: k for k, name in enumerate(SPLITS)}
         given = frame["split"].replace_strict(names, default=-1, return_dtype=pl.Int64).to_numpy()
+    duplicates = _codes(frame, DUPLICATES)
+    if plan.options.boxes is not None and files is not None:
+        duplicates = units_of(duplicates, np.unique(files, return_inverse=True)[1])
     return SplitRows(
         plan.taxa.taxon[rows],
         _codes(frame, OCCURRENCE),
@@ -269,7 +278,7 @@ def _split_rows(plan: BuildPlan, rows: NDArray[np.int64], observations: Observat
         _codes(frame, PLACE),
         observations.days,
         given,
-        _codes(frame, DUPLICATES),
+        duplicates,
     )
 
 
@@ -396,8 +405,14 @@ def labels_content(plan: BuildPlan, finished: Finished) -> LabelsContent:
     if plan.options.images == "raw":
         options = plan.options.to_json()
         images |= {key: options[key] for key in ("resize_mode", "interpolation", "crop_fraction") if key in options}
+    identifiers = frame[PICTURE]
+    if plan.options.boxes is not None:
+        images["boxes"] = json_text(plan.options.boxes.to_json())
+        texts["box"] = frame[BOX]
+        number = frame[BOX].str.extract(r"^\[(\d+)")
+        identifiers = frame.select(pl.concat_str(PICTURE, "#" + number, ignore_nulls=True)).to_series()
     return LabelsContent(
-        frame[PICTURE],
+        identifiers,
         {task: taxon[:, t] for t, task in enumerate(plan.taxa.tasks)},
         names,
         finished.observations.encoded,

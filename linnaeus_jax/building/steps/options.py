@@ -10,6 +10,7 @@ from typing import Any
 from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.metadata import BROADRANGE_2
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.reading.box_cuts import Cut
 from linnaeus_jax.reading.schema import PLACE
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
@@ -46,6 +47,7 @@ class BuildOptions:
       val, test: shares of the rows.
       seed: of the split.
       place_size: degrees of latitude and longitude of one place, for the split by place.
+      boxes: how boxes are cut from the pictures; None: whole pictures.
     """
 
     ranks: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ class BuildOptions:
     test: float = 0.0
     seed: int = 42
     place_size: float = 0.1
+    boxes: Cut | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError with every wrong value."""
@@ -73,6 +76,9 @@ class BuildOptions:
             f"--temporal {self.temporal}: choose one of {', '.join(TEMPORAL_FORMS)}": self.temporal in TEMPORAL_FORMS,
             f"--split {self.split}: choose one of {', '.join(SPLIT_SCHEMES)}": self.split in SPLIT_SCHEMES,
             f"--size {self.size}: give 8 to 4096 pixels": 8 <= self.size <= 4096,
+            f"--boxes needs --images raw or jpeg: {self.images} keeps whole pictures": (
+                self.boxes is None or self.images in ("raw", "jpeg")
+            ),
             f"--quality {self.quality}: give 1 to 100": 1 <= self.quality <= 100,
             f"--min-per-class {self.min_per_class}: give at least 1": self.min_per_class >= 1,
             f"--val {self.val} and --test {self.test}: give shares from 0 that leave rows for training": (
@@ -114,5 +120,9 @@ class BuildOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; those that data sets of earlier versions lack, where they are not as these were built."""
-        as_before = {"interpolation": "area", "crop_fraction": 1.0}
-        return {name: value for name, value in dataclasses.asdict(self).items() if as_before.get(name) != value}
+        as_before = {"interpolation": "area", "crop_fraction": 1.0, "boxes": None}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in as_before or as_before[name] != value
+        }

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import crc32_of, journal_entries, json_text
+from linnaeus_jax.reading.box_cuts import BoxError, Cut
+from linnaeus_jax.reading.boxes import Box
 from linnaeus_jax.reading.paths import read_file
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 
@@ -187,6 +190,22 @@ def _batch_of(entry: Any) -> tuple[list[Outcome], int | None]:
         return [], None
 
 
+#: file of a candidate, and what of the picture is used; None: all of it
+Candidate = tuple[str, Box | None]
+
+
+def store_box(image: NDArray[np.uint8], box: Box, options: BuildOptions, out: NDArray[np.uint8] | None) -> bytes:
+    """What `store` keeps, of a box of an upright picture. Raises BoxError where it cannot be cut out."""
+    try:
+        seen, _ = (options.boxes or Cut()).pixels(image, box)
+    except BoxError as error:
+        raise BoxError(f"box {box.number}: {error}") from None
+    if out is None:
+        return encode_jpeg(seen, options)
+    options.preprocessing.resize(seen, out)
+    return b""
+
+
 def store(data: bytes, options: BuildOptions, out: NDArray[np.uint8] | None) -> bytes:
     """What is kept of a picture: its bytes, or nothing where it goes to `out` or stays where it is.
 
@@ -217,18 +236,26 @@ def encode_jpeg(image: NDArray[np.uint8], options: BuildOptions) -> bytes:
 class _Batch:
     """A few candidates and what was read of them."""
 
-    def __init__(self, paths: Sequence[str], options: BuildOptions) -> None:
-        shape = (len(paths), options.size, options.size, 3)
+    def __init__(self, candidates: Sequence[Candidate], options: BuildOptions) -> None:
+        shape = (len(candidates), options.size, options.size, 3)
         self.pixels = np.empty(shape, np.uint8) if options.images == "raw" else None
         self.data: list[bytes] = []
         self.outcomes: list[Outcome] = []
         self.checksum = 0
-        for i, path in enumerate(paths):
+        whole = lru_cache(maxsize=1)(_opened)  # boxes of a picture follow each other
+        for i, (path, box) in enumerate(candidates):
             self.data.append(b"")
             try:
-                data = read_file(path)
-                digest, file_crc = hashlib.blake2b(data, digest_size=16).hexdigest(), zlib.crc32(data)
-                self.data[i] = store(data, options, None if self.pixels is None else self.pixels[i])
+                out = None if self.pixels is None else self.pixels[i]
+                if box is None:
+                    data = read_file(path)
+                    digest, file_crc = hashlib.blake2b(data, digest_size=16).hexdigest(), zlib.crc32(data)
+                    self.data[i] = store(data, options, out)
+                else:
+                    image, digest, file_crc = whole(path)
+                    place = repr((digest, box.place, box.scale)).encode()
+                    digest = hashlib.blake2b(place, digest_size=16).hexdigest()
+                    self.data[i] = store_box(image, box, options, out)
             except (OSError, ValueError, cv2.error) as error:
                 text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
                 self.outcomes.append(Outcome(reason=UNREADABLE_PICTURE, detail=text))
@@ -266,6 +293,12 @@ class _Batch:
         return self.outcomes
 
 
+def _opened(path: str) -> tuple[NDArray[np.uint8], str, int]:
+    """The pixels of a file, and the digest and CRC-32 of its bytes."""
+    data = read_file(path)
+    return read_image(data), hashlib.blake2b(data, digest_size=16).hexdigest(), zlib.crc32(data)
+
+
 def read_pictures(
     paths: Sequence[str],
     options: BuildOptions,
@@ -273,6 +306,7 @@ def read_pictures(
     pixels_path: Path | None,
     threads: int,
     progress: Progress,
+    boxes: Sequence[Box | None] = (),
 ) -> list[Outcome]:
     """Reads the candidates, stores those that can be used once, and says what became of each.
 
@@ -286,7 +320,9 @@ def read_pictures(
       pixels_path: file of `StreamedBytes`, likewise; None: nothing is stored.
       threads: that decode; 0: one for each core.
       progress: called with (pictures read, pictures).
+      boxes: what is used of each; none: whole pictures.
     """
+    candidates = list(zip(paths, boxes or [None] * len(paths), strict=True))
     most = None
     if pixels_path is not None:
         most = max(0, pixels_path.stat().st_size - DATA_OFFSET) if pixels_path.exists() else 0
@@ -296,11 +332,12 @@ def read_pictures(
     cv2_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)  # the pool is the parallelism
     try:
-        progress(len(journal.outcomes), len(paths))
-        starts = range(len(journal.outcomes), len(paths), BATCH)
-        for batch in in_order(lambda first: _Batch(paths[first : first + BATCH], options), starts, threads=threads):
+        progress(len(journal.outcomes), len(candidates))
+        starts = range(len(journal.outcomes), len(candidates), BATCH)
+        made = in_order(lambda first: _Batch(candidates[first : first + BATCH], options), starts, threads=threads)
+        for batch in made:
             journal.add(batch.write(stream, seen, len(journal.outcomes)), batch.checksum)
-            progress(len(journal.outcomes), len(paths))
+            progress(len(journal.outcomes), len(candidates))
     finally:
         cv2.setNumThreads(cv2_threads)
         if stream is not None:

@@ -17,11 +17,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 import linnaeus_jax
+from linnaeus_jax.building.steps.boxed_rows import BOX, box_of
 from linnaeus_jax.building.steps.options import FOLDER_PLACE, SPLIT_NEEDS, BuildOptions
 from linnaeus_jax.building.steps.starter_config import Budget
 from linnaeus_jax.building.steps.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import sha256_of
+from linnaeus_jax.reading.boxes import Box
 from linnaeus_jax.reading.schema import DETAIL, LINE, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED, SourceRows
 from linnaeus_jax.reading.text import printable
 
@@ -107,6 +109,13 @@ class BuildPlan:
     def paths(self) -> list[str]:
         root = str(self.source.root)
         return [os.path.join(root, picture) for picture in self.pictures]
+
+    @cached_property
+    def boxes(self) -> list[Box | None]:
+        """What of each candidate's picture is used; None: all of it."""
+        if BOX not in self.frame.columns:
+            return [None] * len(self.candidates)
+        return [box_of(text) for text in self.frame[BOX].gather(self.candidates).to_list()]
 
     @cached_property
     def provenance(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
-from linnaeus_jax.data.dataset import PATH_COUNTS
+from linnaeus_jax.data.dataset import BOXES, PATH_COUNTS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
@@ -73,7 +73,8 @@ class Bundle:
       encoder: of metadata.
       taxonomy: of the classes.
       calibration: of probabilities.
-      facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`.
+      facts: what else is known, as JSON types: `title`, `step`, `weights` ("ema" or "last"), `licence`,
+        `boxes` (how they were cut from the pictures for training).
       plugins: names of `env.plugins` that the model may need, without their directories.
       onnx: the forward pass for onnxruntime, see `inference.onnx_program`; empty: none.
     """
@@ -130,6 +131,9 @@ def bundle_of_run(run: Path, checkpoint: str | int = "best", weights: str = "ema
     facts = {"title": title, "step": saved.step, "weights": saved.weights}
     if initial := initial_weights(directory):
         facts["initial weights"] = initial
+    directory.check(directory.assets / BOXES)
+    if (directory.assets / BOXES).is_file():
+        facts["boxes"] = read_json(directory.assets / BOXES)
     return Bundle(
         run,
         saved.settings,

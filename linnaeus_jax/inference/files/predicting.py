@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
@@ -19,6 +21,8 @@ from linnaeus_jax.inference.paths import NOT_FINITE, Logits, finite_rows, some
 from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import Pixels, run_rows
+from linnaeus_jax.reading.box_cuts import Cut
+from linnaeus_jax.reading.boxes import Box
 from linnaeus_jax.reading.exif import observation_of
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.reading.paths import read_file
@@ -36,12 +40,16 @@ class Job:
     Attributes:
       stored: reads the pixels uint8 [H, W, 3], where the picture is a row of a data set.
       taxa: names of its taxa, where they are known.
+      box: what of the picture is seen; None: all of it.
+      cut: how the box is cut out.
     """
 
     picture: PictureFile
     observation: Observation | None = None
     stored: Callable[[], Pixels] | None = None
     taxa: tuple[str, ...] = ()
+    box: Box | None = None
+    cut: Cut = field(default_factory=Cut)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +63,7 @@ class Part(Generic[T]):
       inputs, notes: of these, see `Prediction`.
       metadata_from: of these, "table", "exif", or "" where nothing was known.
       stamps: of all pictures, `stamp_of` from before they were read.
+      boxes: of those that have an answer, what of the picture was seen; None: all of it.
     """
 
     pictures: Sequence[str]
@@ -64,6 +73,7 @@ class Part(Generic[T]):
     notes: Sequence[tuple[str, ...]] = ()
     metadata_from: Sequence[str] = ()
     stamps: Sequence[str] = ()
+    boxes: Sequence[Box | None] = ()
 
     @property
     def not_finite(self) -> int:
@@ -82,16 +92,18 @@ class Part(Generic[T]):
         return answers.predictions(self.answered, options, self.inputs, self.notes)
 
     def rows(self: Part[Answered], answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
-        """Of all pictures, as JSON types: `Prediction.to_json` with `file` and `metadata_from`, or `no_answer` and
-        the code of its `reason`, "" of what cannot be read."""
-        predictions = zip(self.predictions(answers, options), self.metadata_from)
+        """Of all pictures, as JSON types: `Prediction.to_json` with `file`, `metadata_from` and perhaps the number of a
+        `box`, or `no_answer` and the code of its `reason`, "" of what cannot be read."""
+        boxes = self.boxes or [None] * len(self.names)
+        predictions = zip(self.predictions(answers, options), self.metadata_from, boxes)
         for name, reason in zip(self.pictures, self.reasons):
             if reason:
                 code = reasons.NOT_FINITE if reason == NOT_FINITE else ""
                 yield {"file": name, "no_answer": reason, "reason": code}
             else:
-                prediction, source = next(predictions)
-                yield {"file": name, "metadata_from": source, **prediction.to_json()}
+                prediction, source, box = next(predictions)
+                number = {"box": box.number} if box else {}
+                yield {"file": name, **number, "metadata_from": source, **prediction.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +156,14 @@ def over_files(
     """
     exif = exif and any(component.inputs for component in model.bundle.encoder.components)
 
+    @functools.lru_cache(maxsize=2)  # boxes of a picture follow each other
+    def whole(path: str) -> tuple[Pixels, tuple[Observation, tuple[str, ...]]]:
+        data = read_file(path)
+        return read_image(data), observation_of(data) if exif else (_NOTHING, ())
+
     def read(job: Job) -> tuple[_Read, Pixels | None]:
         stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
-        said, pixels = _read(model, job, exif)
+        said, pixels = _read(model, job, exif, whole)
         return replace(said, stamp=stamp), pixels
 
     def encode(said: list[_Read]) -> list[Encoded]:
@@ -166,24 +183,37 @@ def over_files(
         seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
         answered = answer(some(logits[0], finite))
-        return Part(names, reasons, answered, inputs, known.notes, sources, stamps)
+        boxes = [job.box for job in seen]
+        return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes)
 
     return run_rows(forward, jobs, read, encode, finish, threads=threads)
 
 
-def _read(model: Model, job: Job, exif: bool) -> tuple[_Read, Pixels | None]:
+#: path -> the whole picture upright, and what its EXIF data say
+_Whole = Callable[[str], tuple[Pixels, tuple[Observation, tuple[str, ...]]]]
+
+
+def _read(model: Model, job: Job, exif: bool, whole: _Whole) -> tuple[_Read, Pixels | None]:
+    about = f"box {job.box.number}: " if job.box is not None else ""
     if job.picture.fault:
-        return _Read(job, reason=job.picture.fault), None
+        return _Read(job, reason=about + job.picture.fault), None
+    notes: tuple[str, ...] = ()
     try:
         if job.stored is not None:
             return _Read(job, job.observation or _NOTHING), job.stored()
-        data = read_file(os.fspath(job.picture.path))
-        pixels = read_picture(data, model.bundle.preprocessing)
+        if job.box is not None:
+            picture, said = whole(os.fspath(job.picture.path))
+            seen, notes = job.cut.pixels(picture, job.box)
+            pixels = model.bundle.preprocessing.resize(seen)
+        else:
+            data = read_file(os.fspath(job.picture.path))
+            pixels = read_picture(data, model.bundle.preprocessing)
+            said = observation_of(data) if exif and job.observation is None else (_NOTHING, ())
     except (OSError, ValueError, UserError) as error:  # PictureError is a ValueError
-        return _Read(job, reason=getattr(error, "strerror", "") or str(error) or type(error).__name__), None
+        reason = getattr(error, "strerror", "") or str(error) or type(error).__name__
+        return _Read(job, reason=about + reason), None
     except Exception as error:  # whatever a decoder makes of a damaged file, it costs this picture alone
-        return _Read(job, reason=f"{type(error).__name__}: {error}"), None
+        return _Read(job, reason=f"{about}{type(error).__name__}: {error}"), None
     if job.observation is not None or not exif:
-        return _Read(job, job.observation or _NOTHING), pixels
-    observation, notes = observation_of(data)
-    return _Read(job, observation, notes), pixels
+        return _Read(job, job.observation or _NOTHING, notes), pixels
+    return _Read(job, said[0], (*notes, *said[1])), pixels

@@ -33,6 +33,7 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     lines = []
     for row in rows:
         file = printable(os.path.relpath(row["file"], folder) if folder else row["file"])
+        file += f" box {row['box']}" if "box" in row else ""
         if "no_answer" in row:
             lines.append([file, "", "", "", f"no answer: {printable(row['no_answer'])}"])
             continue
@@ -75,6 +76,7 @@ def summary_lines(
     source: str,
     out: Path | None,
     coverage: float | None = None,
+    what: str = "pictures",
 ) -> list[str]:
     """What came of all pictures.
 
@@ -82,6 +84,7 @@ def summary_lines(
       source: what metadata were taken from, for people.
       out: the file of predictions, if there is one.
       coverage: that was asked for.
+      what: is counted.
     """
     read = summary.answered
     ranks = [bundle.taxonomy.ranks[task] for task in bundle.tasks]
@@ -93,7 +96,7 @@ def summary_lines(
         none = options.min_confidence < sys.float_info.min  # just above 0
         threshold = "any probability" if none else f"{options.min_confidence:.4g} or more"
         least = f"for a coverage of {coverage:g}, at {threshold}"
-    lines = [f"{where}{read:,} pictures predicted, {least}: {', '.join(answers) or 'none'}"]
+    lines = [f"{where}{read:,} {what} predicted, {least}: {', '.join(answers) or 'none'}"]
     if summary.reasons:
         codes = ", ".join(f"{count:,} {code}" for code, count in summary.reasons.most_common())
         lines.append(f"above the finest rank or unknown: {codes}")
@@ -102,13 +105,13 @@ def summary_lines(
     components = [component.name for component in bundle.encoder.components]
     if components and read:
         counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)
-        lines.append(f"metadata from {source}: {counts} of {read:,} pictures")
+        lines.append(f"metadata from {source}: {counts} of {read:,} {what}")
     if summary.notes:
-        some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} pictures have"
+        some = "1 picture has" if summary.notes == 1 else f"{summary.notes:,} {what} have"
         lines.append(f"{some} notes on what was given and not used")
     listed = "" if out is None else f", listed in {sidecar_path(out, UNREADABLE)}"
     if summary.unreadable:
-        lines.append(f"{summary.unreadable:,} of {summary.pictures:,} pictures cannot be read{listed}")
+        lines.append(f"{summary.unreadable:,} of {summary.pictures:,} {what} cannot be read{listed}")
     if summary.not_finite:
-        lines.append(f"{summary.not_finite:,} of {summary.pictures:,} pictures have no answer{listed}: {NOT_FINITE}")
+        lines.append(f"{summary.not_finite:,} of {summary.pictures:,} {what} have no answer{listed}: {NOT_FINITE}")
     return lines

@@ -25,13 +25,24 @@ from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of
 from linnaeus_jax.inference.answers import Answered
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
+from linnaeus_jax.inference.files.boxed import write_best
+from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
-from linnaeus_jax.inference.files.unfinished import UNREADABLE, UNREADABLE_HEADER, Unfinished, opened
+from linnaeus_jax.inference.files.unfinished import (
+    PICTURES,
+    UNREADABLE,
+    UNREADABLE_HEADER,
+    Unfinished,
+    opened,
+    sidecar_path,
+)
 from linnaeus_jax.inference.reasons import CODES
 
 FORMATS = (".csv", ".jsonl", ".parquet")
+#: also of answers for boxes, see `megadetector`
+BOX_FORMATS = (*FORMATS, ".json")
 _ROWS, _GALLERY = "rows", "gallery.jsonl"
 
 
@@ -61,7 +72,7 @@ class Predictions(Unfinished):
     def __init__(
         self,
         folder: Path,
-        lines: CsvLines | JsonLines,
+        lines: CsvLines | JsonLines | MegaDetectorLines,
         files: Mapping[str, IO[bytes]],
         log: IO[bytes],
         pictures: Sequence[PictureFile] = (),
@@ -94,12 +105,22 @@ class Predictions(Unfinished):
     def finish(self, out: Path, about: Mapping[str, Any]) -> None:
         """Makes `out` and what belongs to it; `remove` takes the rest away."""
         with replaced_file(out) as temporary:
-            if check_format(out) == ".parquet":
+            if isinstance(self._lines, MegaDetectorLines):
+                self._lines.write(self.folder / _ROWS, temporary)
+            elif check_format(out) == ".parquet":
                 assert isinstance(self._lines, CsvLines)
                 write_parquet(self.folder / _ROWS, temporary, self._lines.schema)
             else:
                 shutil.copyfile(self.folder / _ROWS, temporary)
+            if self._lines.boxes:
+                schema = self._lines.schema if isinstance(self._lines, CsvLines) else None
+                write_best(self.folder / _ROWS, best_path(out), self._lines.ranks[-1], schema)
             super().finish(out, about)
+
+
+def best_path(out: Path) -> Path:
+    """Where the rows stand that answer for pictures with boxes: predictions.csv -> predictions.csv.pictures.csv."""
+    return sidecar_path(out, f"{PICTURES}{out.suffix}")
 
 
 @contextlib.contextmanager
@@ -107,7 +128,7 @@ def unfinished(
     folder: Path,
     out: Path,
     about: Mapping[str, Any],
-    lines: CsvLines | JsonLines,
+    lines: CsvLines | JsonLines | MegaDetectorLines,
     pictures: Sequence[PictureFile] = (),
 ) -> Iterator[Predictions]:
     """Opens what is unfinished, or begins it.

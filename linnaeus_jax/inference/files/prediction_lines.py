@@ -21,19 +21,28 @@ from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
+from linnaeus_jax.reading.boxes import Box
 
 UNKNOWN = "unknown"
+#: columns that say what of a picture was seen; empty where all of it was
+BOX_SCHEMA: dict[str, type[pl.DataType]] = {
+    "box": pl.Int64,
+    "box_confidence": pl.Float64,
+    "box_category": pl.String,
+    **dict.fromkeys(("box_x", "box_y", "box_width", "box_height"), pl.Float64),
+}
 
 
-class _Lines:
+class Lines:
     """What both forms know of a model.
 
     Attributes:
       tasks: coarsest rank first, as predictions have them.
+      boxes: whether it is said what of a picture was seen.
     """
 
-    def __init__(self, taxonomy: Taxonomy, options: AnswerOptions) -> None:
-        self.taxonomy, self.options = taxonomy, options
+    def __init__(self, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False) -> None:
+        self.taxonomy, self.options, self.boxes = taxonomy, options, boxes
         self.tasks = taxonomy.tasks[::-1]
         self.ranks = [taxonomy.ranks[task] for task in self.tasks]
 
@@ -49,7 +58,7 @@ class _Lines:
         yield None
 
 
-class CsvLines(_Lines):
+class CsvLines(Lines):
     """Lines of CSV with the columns of `schema`; the first one of a file is `header`."""
 
     @cached_property
@@ -63,7 +72,8 @@ class CsvLines(_Lines):
     def schema(self) -> dict[str, type[pl.DataType]]:
         """Columns and their types. Two are JSON, `top`: {rank: [[id, name, probability], ...]}, and `set`: [[rank, id,
         name, probability], ...]."""
-        schema: dict[str, type[pl.DataType]] = {"file": pl.String, "answer_rank": pl.String}
+        schema: dict[str, type[pl.DataType]] = {"file": pl.String, **(BOX_SCHEMA if self.boxes else {})}
+        schema["answer_rank"] = pl.String
         for name in ("answer", *self.ranks):
             schema |= {f"{name}_taxon_id": pl.Int64, f"{name}_name": pl.String, f"{name}_probability": pl.Float64}
         schema |= {f"always_{name}": pl.Float64 for name in self.always_names}
@@ -103,11 +113,12 @@ class CsvLines(_Lines):
                 fixed += [json.dumps(taxa, ensure_ascii=False, separators=(",", ":")), str(size)]
             said = [" ".join(part.inputs[row]), part.metadata_from[row], "; ".join(part.notes[row])]
             listed = json.dumps(top, ensure_ascii=False, separators=(",", ":"))
-            lines.append(csv_line([names[row], *answer, *itertools.chain(*cells), *fixed, *said, listed]))
+            box = box_cells(part.boxes[row]) if self.boxes else ()
+            lines.append(csv_line([names[row], *box, *answer, *itertools.chain(*cells), *fixed, *said, listed]))
         return lines
 
 
-class JsonLines(_Lines):
+class JsonLines(Lines):
     """Lines of JSON: `Prediction.to_json` with `file` and `metadata_from`."""
 
     header = ""
@@ -126,9 +137,12 @@ class JsonLines(_Lines):
         if part.answered is None:
             return []
         objects = self.objects(part.answered, self.options, part.inputs, part.notes)
+        boxes = [{"box": box_object(box)} for box in part.boxes] if self.boxes else [{}] * len(objects)
         return [
-            orjson.dumps({"file": file, "metadata_from": source, **said}, option=orjson.OPT_APPEND_NEWLINE).decode()
-            for file, source, said in zip(part.names, part.metadata_from, objects, strict=True)
+            orjson.dumps(
+                {"file": file, **box, "metadata_from": source, **said}, option=orjson.OPT_APPEND_NEWLINE
+            ).decode()
+            for file, box, source, said in zip(part.names, boxes, part.metadata_from, objects, strict=True)
         ]
 
     def objects(
@@ -161,6 +175,20 @@ class JsonLines(_Lines):
         return objects
 
 
+def box_cells(box: Box | None) -> list[Any]:
+    """The cells of `BOX_SCHEMA`."""
+    if box is None:
+        return [None] * len(BOX_SCHEMA)
+    return [box.number, box.confidence, box.category, *box.place]
+
+
+def box_object(box: Box | None) -> dict[str, Any] | None:
+    """The same for JSON; None where all of the picture was seen."""
+    if box is None:
+        return None
+    return {"number": box.number, "confidence": box.confidence, "category": box.category, "bbox": list(box.place)}
+
+
 def csv_line(cells: Iterable[Any]) -> str:
     """A line of CSV (RFC 4180)."""
     line = io.StringIO()
@@ -168,9 +196,9 @@ def csv_line(cells: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def lines_for(suffix: str, taxonomy: Taxonomy, options: AnswerOptions) -> CsvLines | JsonLines:
+def lines_for(suffix: str, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False) -> CsvLines | JsonLines:
     """The form that a file is written in; Parquet is made of CSV."""
-    return JsonLines(taxonomy, options) if suffix == ".jsonl" else CsvLines(taxonomy, options)
+    return (JsonLines if suffix == ".jsonl" else CsvLines)(taxonomy, options, boxes)
 
 
 def unreadable_lines(part: Part[Any]) -> Sequence[str]:

@@ -38,7 +38,7 @@ from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.system import naming
 
 #: what belongs to a file of answers, see `sidecar_path`
-UNFINISHED, ABOUT, UNREADABLE, ROWS = "unfinished", "about.json", "unreadable.csv", "rows.csv"
+UNFINISHED, ABOUT, UNREADABLE, ROWS, PICTURES = "unfinished", "about.json", "unreadable.csv", "rows.csv", "pictures"
 _PROGRESS = "progress.jsonl"
 UNREADABLE_HEADER = b"file,reason\n"
 
@@ -105,7 +105,8 @@ def remove(out: Path, *, finished: bool) -> None:
     if finished and locked_elsewhere(sidecar_path(out, UNFINISHED) / _PROGRESS):
         raise UserError(f"another process is writing {out}; wait for it or choose another --out")
     shutil.rmtree(sidecar_path(out, UNFINISHED), ignore_errors=True)
-    for path in (out, *(sidecar_path(out, what) for what in (ABOUT, UNREADABLE, ROWS))) if finished else ():
+    beside = (ABOUT, UNREADABLE, ROWS, f"{PICTURES}{out.suffix}")
+    for path in (out, *(sidecar_path(out, what) for what in beside)) if finished else ():
         path.unlink(missing_ok=True)
 
 
