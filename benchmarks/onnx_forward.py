@@ -84,7 +84,7 @@ def measured(name: str, variant: str, size: int, pairs: int) -> dict[str, object
     }
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints a table and writes benchmarks/results/onnx_forward.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="FAMILY:VARIANT:SIZE")
@@ -95,9 +95,9 @@ def main(argv: Sequence[str]) -> int:
     for text in options.models:
         name, variant, size = text.split(":")
         rows.append(measured(name, variant, int(size), options.pairs))
-    write_results("onnx_forward", rows, command=f"python -m benchmarks.onnx_forward {shlex.join(argv)}".strip())
-    return 0
+    command = ["python", "-m", "benchmarks.onnx_forward", *(sys.argv[1:] if argv is None else argv)]
+    print(write_results("onnx_forward", rows, shlex.join(command)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -98,6 +98,7 @@ def test_generated_data_is_what_a_run_would_see(tmp_path: Path) -> None:
     assert bare.settings.clip_limit is None
 
 
+@pytest.mark.slow
 def test_constants_replace_every_schedule(tmp_path: Path) -> None:
     labels = step_common.write_labels(tmp_path / "labels.h5")
     program = step_common.build(SMALL, labels, {**step_common.BARE, **step_common.EVERYTHING}).program

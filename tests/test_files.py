@@ -242,6 +242,7 @@ OWN_JSON = {
     "debugging/event_log.py",
     "files.py",
     "inference/bundle/files.py",
+    "inference/files/megadetector.py",  # streams; strict, too
     "inference/files/prediction_files.py",
     "inference/files/prediction_lines.py",
     "inference/files/unfinished.py",

@@ -125,6 +125,7 @@ def table_of(recorder, variables, *args, **kwargs):
     return jax.eval_shape(lambda v, a: recorder.apply(v, *a, **kwargs)[1], variables, args).table
 
 
+@pytest.mark.slow
 def test_compiled_frames_equal_numpy(forward, params, inputs, expected):
     logits, frames = forward(params, *inputs)
     assert_close(frames.listing(), expected)

@@ -73,6 +73,7 @@ def config_with(archive, *plugins, **keys):
     return config
 
 
+@pytest.mark.slow
 def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
     monkeypatch.setattr(registry.SAMPLERS, "entries", dict(registry.SAMPLERS.entries))
     config = config_with(archive, EXAMPLES / "sampler_example.py", folder="large")

@@ -79,6 +79,7 @@ def test_results_follow_the_row_not_the_batch():
     assert whole.max() <= 1
 
 
+@pytest.mark.slow
 def test_sharded_batches_exchange_nothing():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, P("data"))
@@ -228,6 +229,7 @@ def test_operators_act_in_order(monkeypatch):
     np.testing.assert_allclose(ran(turn, shift), two, atol=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name not in ("originalr", "v0r")])
 def test_every_policy_runs(policy):
     image = images(16, 16, 16)

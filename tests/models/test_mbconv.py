@@ -120,6 +120,7 @@ def test_recomputation_changes_no_value_and_moves_the_running_moments_once(stage
     assert_same(run(plain.clone(remat=True), variables, x, WEIGHT), expected)
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_the_batch_over_all_devices(stage):
     plain, variables, x, expected = stage
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))

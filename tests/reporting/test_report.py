@@ -138,6 +138,7 @@ def without(run: Path, root: Path, drop: str, files: tuple[str, ...] = ()) -> Pa
     return root
 
 
+@pytest.mark.slow
 def test_runs_that_lack_something_have_a_report(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assets = ("assets/validation_curves.json", MISTAKES_FILE)
     lacking = {

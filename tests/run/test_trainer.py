@@ -127,6 +127,7 @@ def test_checkpoint_of_another_model_is_refused(finished):
         run(config, directory / "run")
 
 
+@pytest.mark.slow
 def test_run_without_metadata_saves_its_checkpoints(tmp_path, one_device, monkeypatch):
     """Orbax cannot save arrays without elements, such as statistics of no component at all."""
     toy.register(monkeypatch)
@@ -195,6 +196,7 @@ def test_bad_data_is_one_clear_error(tmp_path, damage, overrides, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_validation_batches_are_made_to_fit_the_devices(tmp_path, monkeypatch):
     """Its size changes no result; one that the devices cannot share ended a run after its first epoch."""
     assert 15 % jax.device_count()

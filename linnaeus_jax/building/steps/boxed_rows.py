@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 
 import polars as pl
 
+from linnaeus_jax.files import json_text
 from linnaeus_jax.reading.box_cuts import Cut, said
 from linnaeus_jax.reading.boxes import Box, BoxFile
 from linnaeus_jax.reading.schema import DETAIL, NO_BOX, OCCURRENCE, PICTURE, REASON, SourceRows
@@ -39,7 +40,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     pictures = usable[PICTURE].to_list()
     root = os.path.abspath(source.root).replace(os.sep, "/").rstrip("/")
     names = found.match([(f"{root}/{picture}", picture) for picture in pictures])
-    texts = {name: [json.dumps(astuple(box)) for box in boxes] for name, boxes in taken.items()}
+    texts = {name: [json_text(astuple(box)) for box in boxes] for name, boxes in taken.items()}
     boxes = [texts[name] if name is not None and texts[name] else [None] for name in names]
     several = pl.Series("several", [picture if len(each) > 1 else None for picture, each in zip(pictures, boxes)])
     listed = usable.select("row", pl.Series(BOX, boxes, pl.List(pl.String)), several.cast(pl.String))

@@ -19,7 +19,6 @@ import dataclasses
 import datetime
 import functools
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +29,7 @@ from jax import export as jax_export
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import portable_images
-from linnaeus_jax.files import replaced_directory, write_json
+from linnaeus_jax.files import json_text, replaced_directory, write_json
 from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
@@ -103,7 +102,7 @@ def write_export(
     """
     check_out(out, force=force)
     program, meaning = exported_program(bundle, platforms).serialize(), _classes(bundle)
-    in_onnx = onnx_program(bundle, json.dumps(meaning)) if onnx else None
+    in_onnx = onnx_program(bundle, json_text(meaning)) if onnx else None
     settings, taxonomy = bundle.settings, bundle.taxonomy
     params = bundle.variables["params"]
     collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
