@@ -1,6 +1,6 @@
 """CPU time of an image in the forward pass of a bundle: XLA against onnxruntime, both as `predict` runs them.
 
-    python -m benchmarks.onnx_forward [--models EfficientNet:lite0:224 ViT:tiny:224 ...] [--pairs 9]
+    python -m benchmarks.onnx_forward [--models EfficientNet:lite0:224 ViT:s16:224 ...] [--pairs 9]
 
 Weights and images are random; 8 images are computed at once, as `predict` does on CPUs. `onnx` and `xla` are CPU-ms of
 an image (user and system), `..._wall` milliseconds of wall time, medians; `ratio` is how many times the CPU time of
@@ -33,7 +33,7 @@ from linnaeus_jax.reading.metadata import MetadataEncoder
 from linnaeus_jax.step.process import LARGEST_KEPT, keep_freed_memory
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
-MODELS = ("EfficientNet:lite0:224", "EfficientNet:lite2:260", "ConvNeXt:tiny:224", "ViT:small:224", "mFormerV1:sm:224")
+MODELS = ("EfficientNet:lite0:224", "EfficientNet:lite2:260", "ConvNeXt:tiny:224", "ViT:s16:224", "mFormerV1:sm:224")
 ROWS, CLASSES = 8, 100
 
 

@@ -19,11 +19,13 @@ from linnaeus_jax.inference.onnx_program import INPUTS, session
 
 #: what computes a forward pass
 AUTO, XLA, ONNX = RUNTIMES = ("auto", "xla", "onnx")
+#: families that it computes faster than XLA on CPUs, by `benchmarks.onnx_forward`
+FASTER = ("EfficientNet",)
 
 
 def in_onnxruntime(bundle: Bundle, runtime: str) -> bool:
     """Whether onnxruntime computes the forward pass of a bundle: where `runtime`, one of `RUNTIMES`, is "onnx"; of
-    "auto" where the bundle has a program for it, it is installed, and this process has only CPUs.
+    "auto" where the bundle has a program for it, it is installed, this process has only CPUs, and it is faster there.
 
     Raises:
       UserError: it cannot and is asked for, or another runtime.
@@ -35,7 +37,8 @@ def in_onnxruntime(bundle: Bundle, runtime: str) -> bool:
     there = importlib.util.find_spec("onnxruntime") is not None
     if runtime == ONNX and not there:
         raise UserError("--runtime onnx: onnxruntime is not installed; pip install 'linnaeus-jax[onnx]'")
-    return bool(bundle.onnx) and there and (runtime == ONNX or (runtime == AUTO and backend.ONNXRUNTIME.here()))
+    faster = backend.ONNXRUNTIME.here() and bundle.settings["type"] in FASTER
+    return bool(bundle.onnx) and there and (runtime == ONNX or (runtime == AUTO and faster))
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,7 @@ def runtime_option(parser: Any) -> None:
     parser.add_argument(
         "--runtime",
         default="auto",
-        help="of the forward pass: xla, onnx, or auto (default: onnx on CPUs, where the bundle was made with --onnx)",
+        help="of the forward pass: xla, onnx, or auto (default: the faster one, of bundles made with --onnx)",
     )
 
 

@@ -91,9 +91,10 @@ def test_a_wrong_translation_is_refused(program, bundle):
 def test_a_bundle_with_a_program_answers_by_it(program, bundle, model, pictures, tmp_path):
     """Metadata of some pictures, more pictures than are computed at once, and vectors, also those that it lacks."""
     write_bundle(dataclasses.replace(bundle, onnx=program), tmp_path / "bundle")
-    other = load(tmp_path / "bundle", buckets=(4,))
+    other = load(tmp_path / "bundle", buckets=(4,), runtime="onnx")
     assert isinstance(other.forward, OnnxForward)
     assert type(load(tmp_path / "bundle", runtime="xla").forward) is Forward
+    assert type(load(tmp_path / "bundle").forward) is Forward  # which is faster with this family
     known: dict[str, Any] = {"latitude": [48.2, None] * 5, "longitude": [16.4, None] * 5}
     found, expected = (each.predict(list(pictures.pixels[:10]), **known) for each in (other, model))
     for one, two in zip(found, expected, strict=True):
@@ -119,8 +120,12 @@ def test_a_runtime_that_cannot_be_is_vectorsline(bundle, monkeypatch):
     with pytest.raises(UserError, match=r"--runtime onnx: small holds no ONNX program; make .* with --onnx"):
         in_onnxruntime(bundle, "onnx")
     assert not in_onnxruntime(bundle, "auto")
+    holding = dataclasses.replace(bundle, onnx=b"x", settings={"type": "EfficientNet"})
+    for found in (None, "onnxruntime"):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, found=found: found)
+        assert in_onnxruntime(holding, "auto") == (found is not None)
+        assert not in_onnxruntime(dataclasses.replace(holding, settings={"type": "ViT"}), "auto")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    holding = dataclasses.replace(bundle, onnx=b"x")
     with pytest.raises(UserError, match=r"--runtime onnx: onnxruntime is not installed; pip install"):
         in_onnxruntime(holding, "onnx")
     assert not in_onnxruntime(holding, "auto")
