@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from linnaeus_jax.inference.onnx_program import INPUTS, session
 AUTO, XLA, ONNX = RUNTIMES = ("auto", "xla", "onnx")
 #: families that it computes faster than XLA on CPUs, by `benchmarks.onnx_forward`
 FASTER = ("EfficientNet",)
+_ADVICE = "make the bundle again, or use --runtime xla"
 
 
 def in_onnxruntime(bundle: Bundle, runtime: str) -> bool:
@@ -59,22 +61,31 @@ class OnnxForward(Forward):
 
     Args:
       content: what `onnx_program` made of the bundle.
+
+    Raises:
+      UserError: it is something else.
     """
 
     def __init__(self, bundle: Bundle, content: bytes, buckets: Sequence[int]) -> None:
         super().__init__(bundle.model, bundle.variables, bundle.preprocessing, buckets)
-        self._session = session(content)
+        try:
+            self._session = session(content)
+        except Exception as error:  # onnxruntime has classes of its own for every fault
+            text = " ".join(str(error).split())[:200]
+            raise UserError(f"{bundle.source}: its ONNX program cannot be used: {text}; {_ADVICE}") from error
         self._given = {output.name for output in self._session.get_outputs()}
+        if lost := [task for task in bundle.tasks if task not in self._given]:
+            raise UserError(f"{bundle.source}: its ONNX program does not give {', '.join(lost)}; {_ADVICE}")
         self._known = bool(bundle.encoder.components)
-        self._tasks, self._names = tuple(bundle.tasks), tuple(bundle.tasks)
+        self._names = self._tasks = bundle.tasks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="onnxruntime")
 
     def giving(self, *layers: str, logits: bool = False) -> Forward:
         """See `Forward.giving`."""
         if not self._given.issuperset(layers):
             return super().giving(*layers, logits=logits)
-        other = object.__new__(OnnxForward)
-        other.__dict__ = self.__dict__ | {"_names": (*(self._tasks if logits else ()), *layers)}
+        other = copy.copy(self)
+        other._names = (*(self._tasks if logits else ()), *layers)
         return other
 
     def width(self, layer: str) -> int:

@@ -12,7 +12,7 @@ import functools
 import importlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -125,7 +125,7 @@ def _computed(
     bundle: Bundle, layers: Sequence[str]
 ) -> tuple[Callable[..., list[jax.Array]], list[tuple[tuple[int, ...], Any]]]:
     """What is translated, and shape and dtype of its arguments for one row."""
-    model = _plain(bundle.model)
+    model = in_form(bundle.model, _PLAIN)
     forward = functools.partial(forward_pass(model, bundle.preprocessing, layers), bundle.variables)
     inputs: list[tuple[tuple[int, ...], Any]] = [((1, *bundle.preprocessing.size, 3), np.uint8)]
     if model.components:
@@ -140,9 +140,10 @@ def _computed(
     return compute, inputs
 
 
-def _plain(model: ModelFamily) -> ModelFamily:
-    fields: dict[str, Any] = {name: value for name, value in _PLAIN.items() if hasattr(model, name)}
-    return model.clone(**fields)
+def in_form(model: ModelFamily, fields: Mapping[str, Any]) -> ModelFamily:
+    """The model with these fields, as far as its family has them."""
+    form: ModelFamily = model.clone(**{name: value for name, value in fields.items() if hasattr(model, name)})
+    return form
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -114,7 +115,7 @@ def test_a_bundle_with_a_program_answers_by_it(program, bundle, model, pictures,
     assert other.predict([]) == []
 
 
-def test_a_runtime_that_cannot_be_is_vectorsline(bundle, monkeypatch):
+def test_a_runtime_that_cannot_be_is_one_line(bundle, monkeypatch):
     with pytest.raises(UserError, match=r"--runtime tensorrt is unknown; choose one of auto, xla, onnx"):
         in_onnxruntime(bundle, "tensorrt")
     with pytest.raises(UserError, match=r"--runtime onnx: small holds no ONNX program; make .* with --onnx"):
@@ -129,6 +130,15 @@ def test_a_runtime_that_cannot_be_is_vectorsline(bundle, monkeypatch):
     with pytest.raises(UserError, match=r"--runtime onnx: onnxruntime is not installed; pip install"):
         in_onnxruntime(holding, "onnx")
     assert not in_onnxruntime(holding, "auto")
+
+
+@pytest.mark.needs("onnx")
+def test_a_strange_program_is_one_line(bundle):
+    fewer: Any = SimpleNamespace(tasks=bundle.tasks[1:])
+    less = onnx_program.onnx_program(dataclasses.replace(bundle, taxonomy=fewer), "")
+    for content, says in ((b"x", "cannot be used: .*"), (less, f"does not give {bundle.tasks[0]}")):
+        with pytest.raises(UserError, match=f"small: its ONNX program {says}; make .* again, or use --runtime xla"):
+            OnnxForward(bundle, content, (4,))
 
 
 @pytest.mark.slow

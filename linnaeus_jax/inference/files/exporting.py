@@ -21,7 +21,7 @@ import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,10 +35,9 @@ from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.forward import forward_pass
-from linnaeus_jax.inference.onnx_program import onnx_program
+from linnaeus_jax.inference.onnx_program import in_form, onnx_program
 from linnaeus_jax.inference.paths import TaxonomyPaths
 from linnaeus_jax.models.depthwise import BY_PLATFORM
-from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
 
@@ -70,7 +69,7 @@ def check_out(out: Path, *, force: bool) -> None:
 
 def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> jax_export.Exported:
     """The forward pass with its weights, for any number of rows on some platforms."""
-    model, picture = _portable(bundle.model), bundle.preprocessing
+    model, picture = in_form(bundle.model, _EVERYWHERE), bundle.preprocessing
     logits = functools.partial(forward_pass(model, picture), bundle.variables)
     (rows,) = jax_export.symbolic_shape("b")
     inputs = (
@@ -79,12 +78,6 @@ def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> ja
         jax.ShapeDtypeStruct((rows, len(model.components)), bool),
     )
     return jax_export.export(jax.jit(logits), platforms=check_platforms(platforms))(*inputs)
-
-
-def _portable(model: ModelFamily) -> ModelFamily:
-    """The model in implementations that are lowered for every platform; families of plugins may have no such choice."""
-    fields: dict[str, Any] = {name: value for name, value in _EVERYWHERE.items() if hasattr(model, name)}
-    return cast(ModelFamily, model.clone(**fields))
 
 
 def write_export(
