@@ -58,7 +58,7 @@ def make_update_frames(
                 model = _ObservedModel(record)
                 observed = dataclasses.replace(objective, model=model)  # type: ignore[arg-type]
                 given = merge_params(trained, frozen), model_state, micro, targets, counts, state.step, index
-                losses, (new_state, _) = observed.task_losses(*given)
+                losses, (new_state, *_) = observed.task_losses(*given)
                 return jnp.vdot(state.gradnorm.weights, losses), (model.seen, new_state)
 
             if not gradients:

@@ -38,7 +38,7 @@ WINDOWS = ("epoch", "wandb")
 #: seconds between two estimates of the remaining time in the logged rows
 ETA_EVERY = 30.0
 
-#: sums over any updates, the fields of `step.state.MetricAccumulator`: {"sums": {name: array}, "updates": [],
+#: sums over any updates, the fields of `step.state.Statistics`: {"sums": {name: array}, "updates": [],
 #: "grad_norm": [], "meta_valid": [K], "null_total": [T], "null_included": [T]}
 Statistics = Mapping[str, Any]
 

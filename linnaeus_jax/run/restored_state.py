@@ -13,7 +13,7 @@ from linnaeus_jax.learning.gradnorm import GradNormState
 from linnaeus_jax.models.batch_norm import MOMENT_COUNTS, with_moment_counts
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import MetricAccumulator, TrainState
+from linnaeus_jax.step.state import Statistics, TrainState
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -45,13 +45,13 @@ def _statistics(experiment: Experiment, state: TrainState, counts: Mapping[str, 
     return experiment.placement.replicate(jax.tree.map(np.asarray, complete))
 
 
-def compiled_interval(experiment: Experiment) -> Callable[[], MetricAccumulator]:
+def compiled_interval(experiment: Experiment) -> Callable[[], Statistics]:
     """Compiled: sums of no update, on every device."""
     placement = experiment.placement
     return jax.jit(experiment.program.fresh_interval, out_shardings=placement.replicated).lower().compile()
 
 
-def _interval(experiment: Experiment, stored: Any) -> MetricAccumulator:
+def _interval(experiment: Experiment, stored: Any) -> Statistics:
     """The sums since the last log point that a checkpoint kept; zeros where other statistics are logged now."""
     sums = None
     if stored is not None:

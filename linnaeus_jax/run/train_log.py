@@ -25,7 +25,7 @@ from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.step import probes
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import MetricAccumulator
+from linnaeus_jax.step.state import Statistics
 from linnaeus_jax.step.train_step import StepOutputs
 from linnaeus_jax.taxonomy.ranks import task_name
 
@@ -50,7 +50,7 @@ class LogPoint(NamedTuple):
     streams: frozenset[str]
     probes: tuple[probes.Probe, ...]  # that were due at this update
     outputs: StepOutputs
-    interval: MetricAccumulator  # since the log point before
+    interval: Statistics  # since the log point before
 
 
 class TrainLog:
@@ -80,9 +80,7 @@ class TrainLog:
     def close(self) -> None:
         self.bar.close()
 
-    def defer(
-        self, completed: int, epoch: int, outputs: StepOutputs, interval: MetricAccumulator, *, at_end: bool
-    ) -> bool:
+    def defer(self, completed: int, epoch: int, outputs: StepOutputs, interval: Statistics, *, at_end: bool) -> bool:
         """Keeps the outputs of an update until `write`, if it is a log point; returns whether it is one.
 
         Args:
@@ -151,7 +149,7 @@ class TrainLog:
         point, self._deferred = self._deferred, None
         outputs, interval = fetch((point.outputs, point.interval))
         logger, limit = self.host.logger, self.experiment.config.train.nonfinite_limit
-        logger.add(statistics(interval))
+        logger.add(vars(interval))
         row = probes.consume(point.probes, point.completed - 1, point.epoch, outputs.probes)
         logger.last_grad_norm, logger.last_rates = float(outputs.grad_norm), _floats(outputs.learning_rates)
         if limit is not None and int(outputs.skipped_in_a_row) >= limit:
@@ -171,7 +169,7 @@ class TrainLog:
         row = self.host.logger.row(
             point.completed,
             point.streams,
-            statistics(outputs.statistics),
+            vars(outputs.statistics),
             loss=float(outputs.loss),
             task_losses=np.asarray(outputs.task_losses).tolist(),
             learning_rates=_floats(outputs.learning_rates),
@@ -201,9 +199,3 @@ class TrainLog:
 def _floats(values: Mapping[str, Any]) -> dict[str, float]:
     """Fetched scalars as Python numbers."""
     return {name: float(value) for name, value in values.items()}
-
-
-def statistics(found: MetricAccumulator) -> dict[str, Any]:
-    """Fetched statistics as the plain mapping that the logger averages."""
-    names = ("sums", "updates", "grad_norm", "meta_valid", "null_total", "null_included")
-    return {name: getattr(found, name) for name in names}

@@ -23,14 +23,18 @@ from linnaeus_jax.learning import losses, meta_masking, mixing, null_masking
 from linnaeus_jax.learning.augmentation import AugmentSettings, augment, normalize, row_keys
 from linnaeus_jax.learning.gradnorm import GradNormSettings
 from linnaeus_jax.metrics.extras import PhaseExtras
-from linnaeus_jax.metrics.phase import Sums, batch_sums
+from linnaeus_jax.metrics.phase import batch_sums
 from linnaeus_jax.models.family import RNG_STREAMS
 from linnaeus_jax.schedules.probabilities import Probabilities
 from linnaeus_jax.schedules.resolved import PartialMasking
 from linnaeus_jax.step.rng import stream
+from linnaeus_jax.step.state import Statistics
 
 Step = jax.Array
 Batch = Mapping[str, jax.Array]
+#: of single rows, for probes: `preview`, int32 [R, T], predicted classes of the first rows; `sample_losses`, float32
+#: [B, T], neither masked nor weighted
+RowResults = dict[str, jax.Array]
 
 
 class Targets(struct.PyTreeNode):
@@ -41,20 +45,6 @@ class Targets(struct.PyTreeNode):
     lam: jax.Array  # float32 [A, B], weight of the row's own label
     loss_mask: jax.Array  # bool [A, B, T], whether the label counts in the loss
     null: jax.Array  # bool [A, B, T], whether the (mixed) label is null
-
-
-class MicroBatchStats(struct.PyTreeNode):
-    """What the log needs of one micro-batch, or of several merged."""
-
-    sums: Sums
-    meta_valid: jax.Array  # int32 [K]
-    preview: jax.Array  # int32 [R, T], predicted classes of the first rows
-    sample_losses: jax.Array  # float32 [B, T], neither masked nor weighted
-
-    def merge(self, later: MicroBatchStats) -> MicroBatchStats:
-        """Statistics of both; what is shown of single rows is of the first micro-batch."""
-        merged: MicroBatchStats = jax.tree.map(jnp.add, self, later)
-        return merged.replace(preview=self.preview, sample_losses=self.sample_losses)  # type: ignore[no-any-return]
 
 
 class ModelInputs(NamedTuple):
@@ -152,7 +142,7 @@ class Objective:
         counts: jax.Array,
         step: Step,
         index: jax.Array,
-    ) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
+    ) -> tuple[jax.Array, tuple[Any, Statistics, RowResults]]:
         """The micro-batch's share of every task's mean loss.
 
         Args:
@@ -161,7 +151,7 @@ class Objective:
           index: int32 [], which micro-batch of the update.
 
         Returns:
-          (float32 [T], (`model_state` after it, what the log needs)).
+          (float32 [T], (`model_state` after it, what training logs, results of single rows)).
         """
         inputs = self.inputs(micro, targets, step)
         variables, options = self._call(params, model_state, inputs.valid, micro["weight"], step, index)
@@ -170,20 +160,23 @@ class Objective:
         with jax.named_scope("losses"):
             task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
-            stats = self._stats(logits, micro, targets, inputs, jax.lax.stop_gradient(task_losses.per_sample))
+            statistics, rows = self._statistics(
+                logits, micro, targets, inputs, jax.lax.stop_gradient(task_losses.per_sample)
+            )
         # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
         has_rows = (micro["weight"] > 0).any()
         new_state = jax.tree.map(lambda new, old: jnp.where(has_rows, new, old), new_state, model_state)
-        return task_losses.numerator / jnp.maximum(counts, 1.0), (new_state, stats)
+        return task_losses.numerator / jnp.maximum(counts, 1.0), (new_state, statistics, rows)
 
-    def _stats(
+    def _statistics(
         self,
         logits: Mapping[str, jax.Array],
         micro: Batch,
         targets: Targets,
         inputs: ModelInputs,
         sample_losses: jax.Array,
-    ) -> MicroBatchStats:
+    ) -> tuple[Statistics, RowResults]:
+        """Of a micro-batch, before it is known whether the update is made."""
         sums = batch_sums(
             {task: jax.lax.stop_gradient(logits[task]) for task in self.tasks},
             jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
@@ -195,14 +188,18 @@ class Objective:
             membership={"metadata": inputs.masked},
             columns={**micro, "meta": inputs.meta, "meta_valid": inputs.valid},
         )
-        return MicroBatchStats(
+        valid = (micro["weight"] > 0)[:, None]
+        null = targets.null & valid
+        statistics = Statistics(
             sums=sums,
-            meta_valid=(inputs.valid & (micro["weight"] > 0)[:, None]).sum(axis=0, dtype=jnp.int32),
-            preview=jnp.stack(
-                [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()], axis=1
-            ),
-            sample_losses=sample_losses,
+            grad_norm=jnp.zeros((), jnp.float32),
+            updates=jnp.zeros((), jnp.int32),
+            meta_valid=(inputs.valid & valid).sum(axis=0, dtype=jnp.int32),
+            null_total=null.sum(axis=0, dtype=jnp.int32),
+            null_included=(null & targets.loss_mask).sum(axis=0, dtype=jnp.int32),
         )
+        preview = [jnp.argmax(z[: self.preview_rows], axis=-1).astype(jnp.int32) for z in logits.values()]
+        return statistics, {"preview": jnp.stack(preview, axis=1), "sample_losses": sample_losses}
 
     def labelled_losses(
         self,

@@ -39,7 +39,7 @@ from linnaeus_jax.step.evaluation import EvaluationProgram
 from linnaeus_jax.step.objective import MaskSettings, Objective
 from linnaeus_jax.step.probes import Probe
 from linnaeus_jax.step.rng import stream
-from linnaeus_jax.step.state import MetricAccumulator, TrainState
+from linnaeus_jax.step.state import Statistics, TrainState
 from linnaeus_jax.step.train_step import StepSettings, make_train_step
 
 #: rows whose predictions probes may show
@@ -86,11 +86,9 @@ class Program:
             interval=self.fresh_interval(),
         )
 
-    def fresh_interval(self) -> MetricAccumulator:
+    def fresh_interval(self) -> Statistics:
         """Training statistics of no update at all."""
-        return MetricAccumulator.zeros(
-            self.objective.tasks, len(self.evaluation.component_names), self.objective.extras
-        )
+        return Statistics.zeros(self.objective.tasks, len(self.evaluation.component_names), self.objective.extras)
 
     @property
     def step_names(self) -> tuple[str, ...]:

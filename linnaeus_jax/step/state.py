@@ -35,7 +35,7 @@ class TrainState(struct.PyTreeNode):
     skipped: jax.Array
     skipped_in_a_row: jax.Array
     #: sums since the last log point; None in the arrays of a checkpoint
-    interval: MetricAccumulator
+    interval: Statistics
 
     @property
     def arrays(self) -> TrainState:
@@ -50,8 +50,8 @@ class TrainState(struct.PyTreeNode):
         return self.params if self.ema is None else self.ema
 
 
-class MetricAccumulator(struct.PyTreeNode):
-    """Training statistics of some updates, merged by addition: of one, or of all since the last log point."""
+class Statistics(struct.PyTreeNode):
+    """What training logs, merged by addition: of one micro-batch, of one update, or of all since the last log point."""
 
     sums: Sums
     #: float32 [], sum over updates of the gradient norm before clipping; int32 [], finite updates in it
@@ -64,7 +64,7 @@ class MetricAccumulator(struct.PyTreeNode):
     null_included: jax.Array
 
     @classmethod
-    def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> MetricAccumulator:
+    def zeros(cls, tasks: tuple[str, ...], components: int, extras: PhaseExtras = NO_EXTRAS) -> Statistics:
         """The neutral element of `metrics.phase.add`."""
         return cls(
             sums=empty_sums(tasks, extras),
@@ -80,7 +80,7 @@ class MetricAccumulator(struct.PyTreeNode):
         leaves = jax.tree_util.tree_leaves_with_path(self)
         return {jax.tree_util.keystr(path): np.asarray(leaf).tolist() for path, leaf in leaves}
 
-    def from_json(self, stored: Mapping[str, Any]) -> MetricAccumulator | None:
+    def from_json(self, stored: Mapping[str, Any]) -> Statistics | None:
         """What `to_json` gave, with names, shapes and dtypes as here; None where it was made for other statistics."""
         leaves, tree = jax.tree_util.tree_flatten_with_path(self)
         names = [jax.tree_util.keystr(path) for path, _ in leaves]

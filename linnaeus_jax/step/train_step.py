@@ -23,8 +23,8 @@ from linnaeus_jax.learning.update import Trainable, Update, UpdateSettings, merg
 from linnaeus_jax.metrics.phase import add
 from linnaeus_jax.schedules.values import values_at
 from linnaeus_jax.step import probes
-from linnaeus_jax.step.objective import Batch, MicroBatchStats, Objective, Targets
-from linnaeus_jax.step.state import MetricAccumulator, TrainState
+from linnaeus_jax.step.objective import Batch, Objective, RowResults, Targets
+from linnaeus_jax.step.state import Statistics, TrainState
 
 Result = TypeVar("Result")
 
@@ -34,14 +34,15 @@ class GradSums(struct.PyTreeNode):
 
     grads: Any  # like the parameters, None where frozen
     task_losses: jax.Array  # float32 [T], mean over the labels that count
-    stats: MicroBatchStats
+    statistics: Statistics
+    rows: RowResults  # of the first micro-batch
     gradnorm: TaskGradients | None = None
     model_state: Any = None  # after the update; None of a single micro-batch
 
     def merge(self, later: GradSums) -> GradSums:
         """Those of both."""
-        summed: GradSums = jax.tree.map(jnp.add, self.replace(stats=None), later.replace(stats=None))
-        return summed.replace(stats=self.stats.merge(later.stats))  # type: ignore[no-any-return]
+        summed: GradSums = jax.tree.map(jnp.add, self.replace(rows={}), later.replace(rows={}))
+        return summed.replace(rows=self.rows)  # type: ignore[no-any-return]
 
 
 class StepOutputs(struct.PyTreeNode):
@@ -56,7 +57,7 @@ class StepOutputs(struct.PyTreeNode):
     skipped_in_a_row: jax.Array  # int32 []
     learning_rates: dict[str, jax.Array]
     probabilities: dict[str, jax.Array]
-    statistics: MetricAccumulator  # of this update alone
+    statistics: Statistics  # of this update alone
     gradnorm: dict[str, jax.Array]
     probes: dict[str, Any]  # by name, see `probes.measure`
 
@@ -94,11 +95,11 @@ def grad_sums(
     labelled = losses.label_counts(~targets.null, batch["weight"])
 
     def gradient(micro: Batch, targets: Targets, index: jax.Array, model_state: Any) -> tuple[GradSums, Any]:
-        def task_losses(trained: Any) -> tuple[jax.Array, tuple[Any, MicroBatchStats]]:
+        def task_losses(trained: Any) -> tuple[jax.Array, tuple[Any, Statistics, RowResults]]:
             params = merge_params(trained, frozen)
             return objective.task_losses(params, model_state, micro, targets, counts, step, index)
 
-        def weighted_loss(trained: Any) -> tuple[jax.Array, tuple[jax.Array, tuple[Any, MicroBatchStats]]]:
+        def weighted_loss(trained: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
             each, aux = task_losses(trained)
             return jnp.vdot(weights, each), (each, aux)
 
@@ -108,14 +109,14 @@ def grad_sums(
             return objective.labelled_losses(params, model_state, micro, targets, labelled, step, index, how), None
 
         if how is not None and how.folded:
-            each, (new_state, stats), task_grads = gradnorm.task_gradients(task_losses, trained)
+            each, (new_state, statistics, rows), task_grads = gradnorm.task_gradients(task_losses, trained)
             grads, measured = gradnorm.combine(task_grads, weights), TaskGradients(each, task_grads)
-            return GradSums(grads, each, stats, measured), new_state
-        grads, (each, (new_state, stats)) = jax.grad(weighted_loss, has_aux=True)(trained)
+            return GradSums(grads, each, statistics, rows, measured), new_state
+        grads, (each, (new_state, statistics, rows)) = jax.grad(weighted_loss, has_aux=True)(trained)
         if how is None:
-            return GradSums(grads, each, stats), new_state
+            return GradSums(grads, each, statistics, rows), new_state
         alone, _, task_grads = gradnorm.task_gradients(labelled_losses, trained)
-        return GradSums(grads, each, stats, TaskGradients(alone, task_grads)), new_state
+        return GradSums(grads, each, statistics, rows, TaskGradients(alone, task_grads)), new_state
 
     sums, new_state = over_micro_batches(gradient, GradSums.merge, batch, targets, state.model_state)
     return sums.replace(model_state=new_state)  # type: ignore[no-any-return]
@@ -181,7 +182,7 @@ def apply(
     new, clipped_norm = update.new(rates, finite & probes.ordering_token(probe_results))
 
     assert state.interval is not None  # only in a checkpoint
-    statistics = _statistics(targets, batch, sums.stats, loss, update.norm, finite)
+    statistics = _of_update(sums.statistics, loss, update.norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     outputs = StepOutputs(
@@ -231,38 +232,26 @@ def _probe_inputs(
         task_losses=sums.task_losses,
         task_weights=state.gradnorm.weights,
         counts=losses.label_counts(targets.loss_mask, batch["weight"]),
-        sums=sums.stats.sums,
+        sums=sums.statistics.sums,
         batch=batch,
         null=targets.null,
         loss_mask=targets.loss_mask,
         partner_label=targets.partner_label,
         lam=targets.lam,
         probabilities=scheduled,
-        preview=sums.stats.preview,
-        sample_losses=sums.stats.sample_losses,
         updates=updates,
+        **sums.rows,
     )
 
 
-def _statistics(
-    targets: Targets,
-    batch: Batch,
-    stats: MicroBatchStats,
-    loss: jax.Array,
-    norm: jax.Array,
-    finite: jax.Array,
-) -> MetricAccumulator:
+def _of_update(merged: Statistics, loss: jax.Array, norm: jax.Array, finite: jax.Array) -> Statistics:
     """The statistics of one update; of a skipped one, whose losses are in no mean, its null labels alone."""
-    sums = dict(stats.sums)
-    sums["loss_weighted"] = loss * sums["count"]
-    null = targets.null & (batch["weight"] > 0)[..., None]
-    return MetricAccumulator(
+    sums = merged.sums | {"loss_weighted": loss * merged.sums["count"]}
+    return merged.replace(  # type: ignore[no-any-return]
         sums={name: jnp.where(finite, x, 0) for name, x in sums.items()},
         grad_norm=jnp.where(finite, norm, 0.0),
         updates=finite.astype(jnp.int32),
-        meta_valid=jnp.where(finite, stats.meta_valid, 0),
-        null_total=null.sum(axis=(0, 1), dtype=jnp.int32),
-        null_included=(null & targets.loss_mask).sum(axis=(0, 1), dtype=jnp.int32),
+        meta_valid=jnp.where(finite, merged.meta_valid, 0),
     )
 
 

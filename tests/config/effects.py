@@ -206,7 +206,7 @@ def rounded(values: Any, digits: int = 5) -> Any:
     return np.round(np.asarray(values, np.float64), digits).tolist()
 
 
-_stats, _grad_sums = Objective._stats, train_step.grad_sums
+_stats, _grad_sums = Objective._statistics, train_step.grad_sums
 
 
 def unmeasured(*args: Any) -> Any:
@@ -401,7 +401,7 @@ class Site:
                 step = jax.jit(step)
             for _ in range(updates):
                 with (
-                    mock.patch.object(Objective, "_stats", unmeasured),
+                    mock.patch.object(Objective, "_statistics", unmeasured),
                     mock.patch.object(train_step, "grad_sums", self.home.grad_sums),
                 ):
                     state, outputs = step(state, self.batch)
@@ -413,7 +413,7 @@ class Site:
         program, step = self.small_program, jnp.int32(0)
         targets, counts = program.objective.build_targets(self.batch, step)
         first = {name: array[0] for name, array in self.batch.items()}, jax.tree.map(lambda x: x[0], targets)
-        with mock.patch.object(Objective, "_stats", unmeasured):
+        with mock.patch.object(Objective, "_statistics", unmeasured):
             found, _ = program.objective.task_losses(*program.initial_variables(), *first, counts, step, step)
         return rounded(found)
 

@@ -17,11 +17,11 @@ from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.train_log import NonFiniteError, TrainLog, statistics
+from linnaeus_jax.run.train_log import NonFiniteError, TrainLog
 from linnaeus_jax.schedules import OpsSchedule
 from linnaeus_jax.schedules.progress import TrainingProgress
 from linnaeus_jax.step.placement import fetch
-from linnaeus_jax.step.state import MetricAccumulator
+from linnaeus_jax.step.state import Statistics
 from linnaeus_jax.step.train_step import StepOutputs
 from tests.schedules.helpers import make_schedule
 
@@ -29,9 +29,9 @@ TASKS = ("taxa_L10", "taxa_L20")
 INTERVALS = {"step": 1, "console": 0, "wandb": 2, "lr": 0, "pipeline": 0}
 
 
-def sums(loss: float, count: int = 4) -> MetricAccumulator:
+def sums(loss: float, count: int = 4) -> Statistics:
     """Of one update of `count` rows that all have the same loss."""
-    zero = MetricAccumulator.zeros(TASKS, 1)
+    zero = Statistics.zeros(TASKS, 1)
     values = {**zero.sums, "count": jnp.int32(count), "loss_weighted": jnp.float32(loss * count)}
     return zero.replace(sums=values, updates=jnp.int32(1), grad_norm=jnp.float32(2 * loss))
 
@@ -76,7 +76,7 @@ def make(limit: int | None = None, probes: tuple = ()) -> TrainLog:
     return TrainLog(experiment, host, Rows(), None)  # type: ignore[arg-type]
 
 
-def defer(log: TrainLog, completed: int, loss: float, interval: MetricAccumulator | None = None, **facts: Any) -> None:
+def defer(log: TrainLog, completed: int, loss: float, interval: Statistics | None = None, **facts: Any) -> None:
     assert log.defer(completed, 0, outputs(loss, **facts), interval or sums(loss), at_end=False)
 
 
@@ -157,7 +157,7 @@ def test_limit_of_non_finite_updates(limit, in_a_row, stops):
 
 
 def test_statistics_as_a_mapping():
-    found = statistics(sums(1.0))
+    found = vars(sums(1.0))
     assert set(found) == {"sums", "updates", "grad_norm", "meta_valid", "null_total", "null_included"}
 
 

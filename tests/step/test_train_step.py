@@ -96,8 +96,8 @@ def test_accumulation_is_one_big_batch(tmp_path, monkeypatch):
     zero = jax.tree.map(np.zeros_like, gradients[0].grads)
     assert relative_difference(gradients[1].grads, gradients[0].grads, zero) <= BOUND
     np.testing.assert_allclose(gradients[1].task_losses, gradients[0].task_losses, rtol=1e-5)
-    for name, value in gradients[0].stats.sums.items():
-        np.testing.assert_allclose(gradients[1].stats.sums[name], value, rtol=1e-5)
+    for name, value in gradients[0].statistics.sums.items():
+        np.testing.assert_allclose(gradients[1].statistics.sums[name], value, rtol=1e-5)
 
 
 def test_model_state_goes_through_the_micro_batches_and_not_through_padding(tmp_path, monkeypatch):
