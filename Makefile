@@ -29,9 +29,9 @@ $(READY): pyproject.toml constraints.txt
 setup: $(READY)
 
 demo: $(READY)
-	$(BIN)/python -m linnaeus_jax.tools.make_demo --out data/demo
-	$(BIN)/python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo
-	$(BIN)/python -m linnaeus_jax.tools.demo_baselines --data data/demo --run runs/demo
+	$(BIN)/linnaeus demo --out data/demo
+	$(BIN)/linnaeus train --config=configs/quickstart.py --workdir=runs/demo
+	$(BIN)/linnaeus demo-baselines --data data/demo --run runs/demo
 
 test: $(READY)
 	$(BIN)/python -m pytest

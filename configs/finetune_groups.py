@@ -1,6 +1,6 @@
 """Fine-tuning with one learning-rate curve per part of the network.
 
-    python -m linnaeus_jax.main --config=configs/finetune_groups.py --config.model.pretrained=weights.safetensors
+    linnaeus train --config=configs/finetune_groups.py --config.model.pretrained=weights.safetensors
 
 Name your data in data.h5.labels_path and data.h5.images_path, as quickstart.py does.
 New heads learn fast on a short linear schedule, the metadata branch warms up longer, attention follows the global

@@ -1,11 +1,11 @@
 """Fine-tuning from pretrained weights, on other classes and data of your own.
 
-    python -m linnaeus_jax.main --config=configs/finetune_pretrained.py --config.model.pretrained=weights.safetensors
+    linnaeus train --config=configs/finetune_pretrained.py --config.model.pretrained=weights.safetensors
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
 `model.pretrained` names a file (.safetensors or .pth) or the directory of a run, whose model must be of the same family
 and variant. Rows of the heads are matched by taxon id, which the run or the export of one knows; for other files,
-`model.pretrained_classes` names their class_to_idx.json. `python -m linnaeus_jax.tools.import_weights` shows beforehand
+`model.pretrained_classes` names their class_to_idx.json. `linnaeus import-weights` shows beforehand
 what fits. Weights are read once, before the first update; a resumed run goes on with its own.
 """
 

@@ -1,10 +1,10 @@
 """An experiment of the size of iNaturalist: millions of pictures at 384 px, four ranks, place, date and elevation.
 
-    python -m linnaeus_jax.tools.schedule --config=configs/inaturalist.py --dataset-size=2700000 --devices=8
-    python -m linnaeus_jax.main --config=configs/inaturalist.py --workdir=runs/inaturalist
+    linnaeus schedule --config=configs/inaturalist.py --dataset-size=2700000 --devices=8
+    linnaeus train --config=configs/inaturalist.py --workdir=runs/inaturalist
 
 The first command shows what the second will do. The data are one labels file and one images file, or the joined parts
-of one, as `python -m linnaeus_jax.tools.build_dataset` makes them; rows may be known to a coarser rank only, and may
+of one, as `linnaeus build` makes them; rows may be known to a coarser rank only, and may
 lack any part of their metadata.
 """
 

@@ -1,10 +1,10 @@
 """mFormerV0-lg at 384 px: 89.3 million parameters, 52.8 GMAC per picture.
 
-    python -m linnaeus_jax.main --config=configs/mformer_v0_lg.py --workdir=runs/mformer_v0_lg
+    linnaeus train --config=configs/mformer_v0_lg.py --workdir=runs/mformer_v0_lg
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
 32 pictures per device keep about 36.1 GB for the backward pass, 7.0 GB with recomputation
-(`python -m linnaeus_jax.tools.model_info`).
+(`linnaeus models`).
 """
 
 from ml_collections import ConfigDict

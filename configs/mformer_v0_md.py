@@ -1,10 +1,10 @@
 """mFormerV0-md at 384 px: 50.4 million parameters, 27.5 GMAC per picture.
 
-    python -m linnaeus_jax.main --config=configs/mformer_v0_md.py --workdir=runs/mformer_v0_md
+    linnaeus train --config=configs/mformer_v0_md.py --workdir=runs/mformer_v0_md
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
 32 pictures per device keep about 26.1 GB for the backward pass, 3.9 GB with recomputation
-(`python -m linnaeus_jax.tools.model_info`).
+(`linnaeus models`).
 """
 
 from ml_collections import ConfigDict

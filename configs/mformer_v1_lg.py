@@ -1,10 +1,10 @@
 """mFormerV1-lg at 384 px: 159.3 million parameters, 73.6 GMAC per picture.
 
-    python -m linnaeus_jax.main --config=configs/mformer_v1_lg.py --workdir=runs/mformer_v1_lg
+    linnaeus train --config=configs/mformer_v1_lg.py --workdir=runs/mformer_v1_lg
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
 32 pictures per device keep about 16.9 GB for the backward pass, 2.4 GB with recomputation
-(`python -m linnaeus_jax.tools.model_info`).
+(`linnaeus models`).
 """
 
 from ml_collections import ConfigDict

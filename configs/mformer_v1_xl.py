@@ -1,10 +1,10 @@
 """mFormerV1-xl at 384 px: 433.5 million parameters, 224.1 GMAC per picture.
 
-    python -m linnaeus_jax.main --config=configs/mformer_v1_xl.py --workdir=runs/mformer_v1_xl
+    linnaeus train --config=configs/mformer_v1_xl.py --workdir=runs/mformer_v1_xl
 
 The data are data/labels.h5 and data/images.h5, if data.h5.labels_path and data.h5.images_path do not name others.
 16 pictures per device keep about 20.8 GB for the backward pass, 2.5 GB with recomputation
-(`python -m linnaeus_jax.tools.model_info`).
+(`linnaeus models`).
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """The embedded default: mFormerV1-tiny on the generated demo set, about 2 minutes on 2 CPU cores.
 
-    python -m linnaeus_jax.tools.make_demo --out data/demo
-    python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo
+    linnaeus demo --out data/demo
+    linnaeus train --config=configs/quickstart.py --workdir=runs/demo
 
 What to expect stands in README.md.
 """

@@ -1,4 +1,4 @@
-"""Command line: `python -m linnaeus_jax.main --config=configs/quickstart.py [--workdir=DIR] [--config.a.b=c ...]`."""
+"""Command line: `linnaeus train --config=configs/quickstart.py [--workdir=DIR] [--config.a.b=c ...]`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_verb_is_its_program(start):
         assert ended.status == same.status == 2
         assert ended.error.split("error:")[-1] == same.error.split("error:")[-1] != ""
     of_debug, alone = (start("linnaeus_jax", *verb, "--help") for verb in (("debug", "events"), ("events",)))
-    assert of_debug.out.replace("debug events", "events").split() == alone.out.split()
+    assert of_debug.out.replace("debug events", "events").split() == alone.out.replace("debug events", "events").split()
     assert of_debug.out.startswith("usage: linnaeus debug events ")
     assert start("linnaeus_jax", "completion", "bash").out.count("linnaeus") > 1
 
@@ -125,3 +125,7 @@ def test_every_program_that_is_named_exists():
     found = {name for path in files for name in named.findall(path.read_text())}
     started_by_the_server = "linnaeus_jax.inference.server.decoder_process"
     assert found <= {*PROGRAMS, "linnaeus_jax", started_by_the_server}
+    printed = re.compile(r'[^.\w]program\("([^"]+)"')
+    verbs = {verb for path in ROOT.glob("linnaeus_jax/**/*.py") for verb in printed.findall(path.read_text())}
+    assert verbs
+    assert verbs <= overview.verbs().keys()

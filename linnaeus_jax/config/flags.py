@@ -60,7 +60,7 @@ def _described(path: str, key: Key) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-COMMAND = "python -m linnaeus_jax.main"
+COMMAND = "linnaeus train"
 QUICKSTART = "configs/quickstart.py"
 _PACKAGE = Path(__file__).parents[1]
 #: where the configurations of this program lie: in an installed package, in a checkout

@@ -22,9 +22,9 @@ def typed_command(*words: str | PurePath) -> str:
     return subprocess.list2cmdline(given) if os.name == "nt" else shlex.join(given)
 
 
-def program(name: str, *words: str | PurePath) -> str:
-    """The command of a program of this package, such as `main` or `tools.predict`, see `typed_command`."""
-    return typed_command("python", "-m", f"linnaeus_jax.{name}", *words)
+def program(verb: str, *words: str | PurePath) -> str:
+    """The command of a verb, such as "train" or "debug replay", see `typed_command`."""
+    return typed_command("linnaeus", *verb.split(), *words)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class StepProfiler:
                 "profiler: %s trace saved; view it with: %s (tab Profile), or: %s",
                 "complete" if complete else "unfinished",
                 typed_command("tensorboard", "--logdir", self.output_dir),
-                program("tools.profile_summary", self.output_dir),
+                program("debug profile", self.output_dir),
             )
 
     def _try(self, what: str, action: Callable[[], None]) -> None:

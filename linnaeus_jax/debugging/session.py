@@ -219,5 +219,5 @@ class DebugSession:
         log.warning(
             "update %d is not finite and was not applied; repeat it with: %s",
             step,
-            program("tools.replay", path),
+            program("debug replay", path),
         )

@@ -273,7 +273,7 @@ def read_bundle_or_run(
         return bundle_of_run(path, checkpoint)
     raise UserError(
         f"{path} is neither a bundle (it holds no {' or '.join(told_by())}) nor a run directory; make a "
-        "bundle with python -m linnaeus_jax.tools.bundle RUN OUT"
+        "bundle with linnaeus bundle RUN OUT"
     )
 
 

@@ -56,7 +56,7 @@ def _again(run: RunRecord, name: str, **settings: Any) -> str:
     folder = run.root.with_name(f"{run.root.name}_{name}") if run.root.name not in ("", "..") else Path(name)
     keys = {key.replace("__", "."): value for key, value in settings.items()}
     given = [f"--config={run.root / 'config.json'}", f"--workdir={free_directory(folder)}"]
-    return program("main", *given, *(f"--config.{key}={value}" for key, value in keys.items()))
+    return program("train", *given, *(f"--config.{key}={value}" for key, value in keys.items()))
 
 
 def _pretrained(run: RunRecord) -> Iterator[Suggestion]:
@@ -172,7 +172,7 @@ def _calibrate(run: RunRecord) -> Iterator[Suggestion]:
         yield Suggestion(
             f"probabilities are {100 * gap:.0f} points from the share that is right: a bundle measures temperatures "
             "that mend that",
-            program("tools.bundle", run.root, _bundle(run.root)),
+            program("bundle", run.root, _bundle(run.root)),
         )
 
 
@@ -194,9 +194,9 @@ def next_steps(run: Path, pictures: Path | None = None, made_by: str = "") -> st
     """
     made, folder = _bundle(run), Path("PICTURES") if pictures is None else pictures
     commands = {
-        program("tools.bundle", run, made): "the model, with what it needs to be used",
-        program("tools.predict", made, folder): "" if pictures else "PICTURES: a folder of pictures",
-        program("tools.serve", made): "a page, to drop pictures on",
+        program("bundle", run, made): "the model, with what it needs to be used",
+        program("predict", made, folder): "" if pictures else "PICTURES: a folder of pictures",
+        program("serve", made): "a page, to drop pictures on",
     }
     if made_by:
         commands = {made_by: "pictures to try it with"} | commands

@@ -159,7 +159,7 @@ class Sinks:
             "`%s`",
             name,
             why,
-            program("tools.replay_metrics", "RUN" if self.metrics_log is None else self.metrics_log.path.parents[1]),
+            program("debug replay-metrics", "RUN" if self.metrics_log is None else self.metrics_log.path.parents[1]),
         )
 
 

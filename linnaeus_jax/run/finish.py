@@ -55,7 +55,7 @@ def finish(experiment: Experiment, host: HostState, checkpoints: Checkpoints, si
         for text in filter(None, (tried, next_steps(directory.root))):
             log.info("%s", text)
     except Exception as error:  # the run itself is done and saved
-        log.warning("the report could not be written (%s); try: %s", error, program("tools.report", directory.root))
+        log.warning("the report could not be written (%s); try: %s", error, program("report", directory.root))
     return final
 
 

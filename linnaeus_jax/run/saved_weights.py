@@ -200,7 +200,7 @@ def run_state_of(model: Mapping[str, Any], key: str = "model.pretrained") -> Sta
     except UserError as error:
         raise UserError(
             f"{key}: {error}. Another checkpoint than the best is exported to a file with "
-            "python -m linnaeus_jax.tools.export_weights RUN out.safetensors --checkpoint=newest"
+            "linnaeus export-weights RUN out.safetensors --checkpoint=newest"
         ) from error
 
 

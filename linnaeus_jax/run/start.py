@@ -146,7 +146,7 @@ def _work(experiment: Experiment, done: int) -> str:
     begun = f" of {resolved.total_steps:,}" if done else ""
     return (
         f"to do: {left:,}{begun} updates in {resolved.epochs} epochs, about {pictures:,} pictures; how long that takes "
-        f"is said after the first {ESTIMATED_AFTER} updates (python -m linnaeus_jax.tools.check measures it beforehand)"
+        f"is said after the first {ESTIMATED_AFTER} updates (linnaeus check measures it beforehand)"
     )
 
 

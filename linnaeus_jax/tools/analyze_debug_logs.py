@@ -1,6 +1,6 @@
 """What a debug event log says: progress, gradients, updates, data, and what to do about bad signs.
 
-python -m linnaeus_jax.tools.analyze_debug_logs RUN/logs/debug [--json] [--strict] [--plot out.png]
+linnaeus debug events RUN/logs/debug [--json] [--strict] [--plot out.png]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the largest batch that fits into the memory of a device, without running anything.
 
-    python -m linnaeus_jax.tools.autobatch --config=configs/x.py [--fractions 0.6,0.8] [--memory-gb 80] [--json]
+    linnaeus autobatch --config=configs/x.py [--fractions 0.6,0.8] [--memory-gb 80] [--json]
 
 Every step that a run of the config needs is compiled on this machine for abstract shapes, and what it takes of one
 device is added up, see `linnaeus_jax.run.autobatch`. The rows are those of a micro-batch on each device: the value of

@@ -1,10 +1,10 @@
 """Builds a data set from pictures and what is known of them.
 
-    python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine
-    python -m linnaeus_jax.tools.build_dataset --table records.csv --pictures photos --out data/mine
-    python -m linnaeus_jax.tools.build_dataset --dwca gbif.zip --pictures photos --out data/mine
-    python -m linnaeus_jax.tools.build_dataset --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
-    python -m linnaeus_jax.tools.build_dataset --corrections label_issues.csv --out data/mine
+    linnaeus build --folders pictures --out data/mine
+    linnaeus build --table records.csv --pictures photos --out data/mine
+    linnaeus build --dwca gbif.zip --pictures photos --out data/mine
+    linnaeus build --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
+    linnaeus build --corrections label_issues.csv --out data/mine
 
 Writes labels.h5, images.h5 and a config.py to train with, lists what it did not use in rejected.csv and what it blanked
 in blanked.csv. The same command goes on with a build that was ended. See docs/your_data.md.

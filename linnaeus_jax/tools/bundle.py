@@ -1,8 +1,8 @@
 """Makes a bundle of a run: one directory with everything that using its model needs. It can be moved and copied.
 
-    python -m linnaeus_jax.tools.bundle runs/quickstart bundle --licence "CC BY 4.0"
-    python -m linnaeus_jax.tools.bundle runs/quickstart bundle --checkpoint newest --without-data
-    python -m linnaeus_jax.tools.bundle --from-weights birds.tflite --labels birds.txt bundle
+    linnaeus bundle runs/quickstart bundle --licence "CC BY 4.0"
+    linnaeus bundle runs/quickstart bundle --checkpoint newest --without-data
+    linnaeus bundle --from-weights birds.tflite --labels birds.txt bundle
 
 It takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the parameters
 where one was kept. These weights are evaluated on the validation rows of the run, at most 20,000 of them: temperatures

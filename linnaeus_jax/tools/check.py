@@ -1,6 +1,6 @@
 """Makes a few updates on one batch and a trial checkpoint, and says what training would cost; leaves no run directory.
 
-python -m linnaeus_jax.tools.check --config=configs/x.py [--out=check.png] [--all] [--minutes=10] [--config.a.b=c ...]
+linnaeus check --config=configs/x.py [--out=check.png] [--all] [--minutes=10] [--config.a.b=c ...]
 
 With --minutes it says which number of views and epochs fits that time on this machine.
 """

@@ -1,6 +1,6 @@
 """Honest baselines on the demo data: what metadata alone, colours, and pixels without features can tell of the species.
 
-    python -m linnaeus_jax.tools.demo_baselines [--data data/demo] [--run runs/demo]
+    linnaeus demo-baselines [--data data/demo] [--run runs/demo]
 
 A model is worth something only above both; it cannot pass the ceilings printed next to them.
 """
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         parameters = read_parameters(folder)
     except (OSError, KeyError, ValueError, TypeError) as error:
-        made = program("tools.make_demo", "--out", folder)
+        made = program("demo", "--out", folder)
         raise UserError(f"{folder} holds no demo set; run: {made}") from error
     summary = write_demo(folder, **parameters)
     run = RunRecord.load(options.run) if options.run else None
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     Console().print(table)
     if options.run:
         photos = Path("photos")
-        made_by = program("tools.make_demo", *"--as folders --rows 60 --image-size 96 --out".split(), photos)
+        made_by = program("demo", *"--as folders --rows 60 --image-size 96 --out".split(), photos)
         print(next_steps(options.run, photos, made_by))
 
 

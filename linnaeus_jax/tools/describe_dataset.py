@@ -1,7 +1,7 @@
 """Describes a data set: text here, figures as PNG and one HTML page in a folder.
 
-    python -m linnaeus_jax.tools.describe_dataset data/demo/labels.h5 --images data/demo/images.h5 --out description
-    python -m linnaeus_jax.tools.describe_dataset train.h5 --val-labels val.h5 --out description
+    linnaeus describe data/demo/labels.h5 --images data/demo/images.h5 --out description
+    linnaeus describe train.h5 --val-labels val.h5 --out description
 
 Classes and their sizes, how far rows are identified, where, when, how high and by whom, which metadata are known, what
 the sides of a split share, licences, and with --images pictures of the most and least common classes. With

@@ -1,8 +1,8 @@
 """Writes the feature vectors of pictures: what the heads of a trained model are given.
 
-    python -m linnaeus_jax.tools.embed BUNDLE photos --out vectors.npz
-    python -m linnaeus_jax.tools.embed BUNDLE data/mine --out vectors.parquet --normalize
-    python -m linnaeus_jax.tools.embed BUNDLE photos --with-metadata --meta places.csv --out vectors.npy
+    linnaeus embed BUNDLE photos --out vectors.npz
+    linnaeus embed BUNDLE data/mine --out vectors.parquet --normalize
+    linnaeus embed BUNDLE photos --with-metadata --meta places.csv --out vectors.npy
 
 Pictures are files, folders and patterns, or a data set: its folder or its labels.h5, whose rows then have their taxa
 beside them. A vector is the output of the trunk after pooling; with --with-metadata after place, date and elevation

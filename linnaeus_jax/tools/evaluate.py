@@ -1,9 +1,9 @@
 """Evaluates a run or a bundle: a run in every phase in one pass over its validation rows, or over other data.
 
-python -m linnaeus_jax.tools.evaluate RUN [--phases=val,val_mask_meta,val_mask_TEMPORAL | --phases=all]
+linnaeus evaluate RUN [--phases=val,val_mask_meta,val_mask_TEMPORAL | --phases=all]
     [--checkpoint=best|newest|STEP] [--split=val|test | --labels=H5 --images=H5_OR_DIRECTORY] [--batch-size=N]
     [--predictions=out.npz [--logits]] [--json]
-python -m linnaeus_jax.tools.evaluate BUNDLE --labels=H5 --images=H5_OR_DIRECTORY [--report=out.html]
+linnaeus evaluate BUNDLE --labels=H5 --images=H5_OR_DIRECTORY [--report=out.html]
     [--split=val|test] [--extension=.jpg] [--batch-size=N] [--json]
 
 Config, classes and parameters (their moving average where one was kept) come from RUN; the labels files it was trained

@@ -1,7 +1,7 @@
 """Writes a model as a program that runs without this package: StableHLO of `jax.export` with its weights inside.
 
-    python -m linnaeus_jax.tools.export BUNDLE OUT
-    python -m linnaeus_jax.tools.export runs/quickstart OUT --checkpoint newest --platforms cpu
+    linnaeus export BUNDLE OUT
+    linnaeus export runs/quickstart OUT --checkpoint newest --platforms cpu
 
 OUT becomes a directory: model.jax_export takes any number of pictures on every platform it was exported for,
 classes.json says what its outputs mean, example.py names pictures with it in 20 lines, and weights.safetensors holds

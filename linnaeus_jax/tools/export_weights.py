@@ -1,8 +1,8 @@
 """Writes the weights of a run as one .safetensors file, under the names and in the layouts of PyTorch.
 
-    python -m linnaeus_jax.tools.export_weights runs/quickstart weights.safetensors
-    python -m linnaeus_jax.tools.export_weights runs/quickstart last.safetensors --checkpoint newest --weights last
-    python -m linnaeus_jax.tools.export_weights runs/tuned trunk.safetensors --like hf:facebook/dinov2-base
+    linnaeus export-weights runs/quickstart weights.safetensors
+    linnaeus export-weights runs/quickstart last.safetensors --checkpoint newest --weights last
+    linnaeus export-weights runs/tuned trunk.safetensors --like hf:facebook/dinov2-base
 
 The file takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the
 parameters where one was kept. It says of itself which model, classes and checkpoint it holds; `model.pretrained` takes

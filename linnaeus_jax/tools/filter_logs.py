@@ -1,6 +1,6 @@
 """Picks the lines of chosen debug flags out of a run's text logs.
 
-python -m linnaeus_jax.tools.filter_logs RUN/logs -o null_masking_logs.txt -f DEBUG.LOSS.NULL_MASKING -t debug -r 0
+linnaeus debug logs RUN/logs -o null_masking_logs.txt -f DEBUG.LOSS.NULL_MASKING -t debug -r 0
 
 A record is kept or dropped as a whole, with its continuation lines. A flag stands for its prefix and those that extend
 it: DEBUG.LOSS.NULL_MASKING for [DEBUG_NULL_MASKING] and [DEBUG_NULL_MASKING_SUMMARY] alike.

@@ -1,7 +1,7 @@
 """Says how well features tell the taxa of a data set apart: accuracy at each rank over folds, and how far it spreads.
 
-    python -m linnaeus_jax.tools.folds RUN
-    python -m linnaeus_jax.tools.folds data/mine --features vectors.npz --folds 10 --out folds.json
+    linnaeus folds RUN
+    linnaeus folds data/mine --features vectors.npz --folds 10 --out folds.json
 
 For small data, where one split of a few hundred pictures says little. The heads are fitted to the stored features of a
 run, or to the vectors of `linnaeus embed` of a data set, without the pictures of one fold, and answer those; pictures

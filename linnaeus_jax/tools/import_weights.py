@@ -1,9 +1,9 @@
 """Says which weights of a file a model takes, and which not and why; can write them as a file of their own.
 
-    python -m linnaeus_jax.tools.import_weights --config=configs/x.py weights.pth
-    python -m linnaeus_jax.tools.import_weights --config=configs/x.py weights.pth --out weights.safetensors
-    python -m linnaeus_jax.tools.import_weights --config=configs/x.py runs/earlier
-    python -m linnaeus_jax.tools.import_weights --config=configs/x.py --config.model.pretrained_convnext=convnext.pth
+    linnaeus import-weights --config=configs/x.py weights.pth
+    linnaeus import-weights --config=configs/x.py weights.pth --out weights.safetensors
+    linnaeus import-weights --config=configs/x.py runs/earlier
+    linnaeus import-weights --config=configs/x.py --config.model.pretrained_convnext=convnext.pth
         --config.model.pretrained_ropevit=ropevit.pth --config.model.pretrained_source=stitched_convnext_ropevit
 
 SOURCE takes the place of model.pretrained; without it, what the keys model.pretrained* name is read, as a run does

@@ -1,7 +1,7 @@
 """Lists the pictures of a run or a data set whose label is probably wrong, with the taxon that they look like.
 
-    python -m linnaeus_jax.tools.label_issues RUN --out issues
-    python -m linnaeus_jax.tools.label_issues data/mine --features vectors.npz --out issues
+    linnaeus label-issues RUN --out issues
+    linnaeus label-issues data/mine --features vectors.npz --out issues
 
 Each label is judged by heads that were fitted to other pictures, and by the most similar other pictures. A run has
 stored features (train.tune); those of a data set are what `linnaeus embed BUNDLE data/mine --out vectors.npz` gives.

@@ -1,7 +1,7 @@
 """Writes the embedded demo data set.
 
-    python -m linnaeus_jax.tools.make_demo [--out data/demo] [--seed 0] [--image-size 48] [--rows 6000]
-    python -m linnaeus_jax.tools.make_demo --as folders --out pictures --rows 600 --image-size 96
+    linnaeus demo [--out data/demo] [--seed 0] [--image-size 48] [--rows 6000]
+    linnaeus demo --as folders --out pictures --rows 600 --image-size 96
 
 Does nothing when the same set is already there. With --as it writes the set in a form that people have, for trying
 tools.build_dataset: class folders, a table with photos, or a Darwin Core archive with photos.
@@ -44,7 +44,7 @@ def training(folder: Path) -> str:
     """The command that trains on the set in a folder; that of the default folder is the quickstart's own."""
     paths = [f"--config.data.h5.{name}_path={folder / f'{name}.h5'}" for name in ("labels", "images")]
     given = paths if folder != Path("data/demo") else []
-    return program("main", "--config=quickstart", *given, f"--workdir={free_directory('runs/demo')}")
+    return program("train", "--config=quickstart", *given, f"--workdir={free_directory('runs/demo')}")
 
 
 @tools.command(ValueError)

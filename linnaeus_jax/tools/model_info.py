@@ -1,9 +1,9 @@
 """What a model costs: parameters by part, multiply-adds, and the memory that training keeps for each picture.
 
-    python -m linnaeus_jax.tools.model_info --config=configs/x.py [--config.model.variant=md ...]
-    python -m linnaeus_jax.tools.model_info --config=configs/x.py --classes 684,179,40,4 --json
-    python -m linnaeus_jax.tools.model_info --all
-    python -m linnaeus_jax.tools.model_info --pretrained [--hub]
+    linnaeus models --config=configs/x.py [--config.model.variant=md ...]
+    linnaeus models --config=configs/x.py --classes 684,179,40,4 --json
+    linnaeus models --all
+    linnaeus models --pretrained [--hub]
 
 --pretrained lists the published weights that are known, and how they are had: what stands in the first column is a name
 for model.pretrained, or that of a file. With --hub it lists well-known trunks of hubs instead, with their licences,
@@ -14,7 +14,7 @@ is compiled and no device is used, so that train.compute_dtype = 'auto' counts a
 
 GMAC: 10^9 multiply-adds of the forward pass of one picture. Kept per picture: what the forward pass of training leaves
 for the backward pass, before the compiler fuses or reorders anything: to compare models with. What an update takes is
-measured by `python -m linnaeus_jax.tools.check`; parameters, gradients and optimizer state come on top.
+measured by `linnaeus check`; parameters, gradients and optimizer state come on top.
 """
 
 from __future__ import annotations

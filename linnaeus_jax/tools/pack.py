@@ -1,9 +1,9 @@
 """Puts the pictures of a folder into one HDF5 file, or takes them out again; no byte of a picture changes.
 
-    python -m linnaeus_jax.tools.pack labels.h5 --images pictures/ --out images.h5
-    python -m linnaeus_jax.tools.pack labels.h5 --images images.h5 --out pictures/
-    python -m linnaeus_jax.tools.pack labels.h5 --images raw.h5 --out pictures/ --png
-    python -m linnaeus_jax.tools.pack labels.h5 --images compressed.h5 --out images.h5
+    linnaeus pack labels.h5 --images pictures/ --out images.h5
+    linnaeus pack labels.h5 --images images.h5 --out pictures/
+    linnaeus pack labels.h5 --images raw.h5 --out pictures/ --png
+    linnaeus pack labels.h5 --images compressed.h5 --out images.h5
 
 Packed files are read faster than folders. Raw pixels become PNG files, or, stored contiguously, a file that is read
 through a memory map. What is written appears under its name when it is complete.

@@ -1,8 +1,8 @@
 """Identifies what is on pictures, with a bundle or a run.
 
-    python -m linnaeus_jax.tools.predict BUNDLE photos
-    python -m linnaeus_jax.tools.predict BUNDLE photos --meta places.csv --out predictions.csv
-    python -m linnaeus_jax.tools.predict BUNDLE 'trip/**/*.jpg' --restrict local_species.txt --gallery look.html
+    linnaeus predict BUNDLE photos
+    linnaeus predict BUNDLE photos --meta places.csv --out predictions.csv
+    linnaeus predict BUNDLE 'trip/**/*.jpg' --restrict local_species.txt --gallery look.html
 
 Of every picture it gives one taxon of each rank that agree with each other, with probabilities, and as the answer the
 finest of them that is at least --min-confidence probable: "a genus, probably" is an answer, and so is "unknown". Place,

@@ -1,6 +1,6 @@
 """Where the time of profiled updates goes: top operations, idle share, computing against waiting for input.
 
-python -m linnaeus_jax.tools.profile_summary RUN/assets/profiler [--top 15] [--json]
+linnaeus debug profile RUN/assets/profiler [--top 15] [--json]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Repeats the update of a crash bundle under the overflow detector, or operation by operation.
 
-    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 [--gradients] [--frames 21]
-    python -m linnaeus_jax.tools.replay RUN/crash/update_1234 --debug-nans
+    linnaeus debug replay RUN/crash/update_1234 [--gradients] [--frames 21]
+    linnaeus debug replay RUN/crash/update_1234 --debug-nans
 
 The data files that the run was trained on must still be where its config says.
 """

@@ -1,6 +1,6 @@
 """Rebuilds a W&B or TensorBoard run from the metrics log of a run directory.
 
-python -m linnaeus_jax.tools.replay_metrics RUN [--to=wandb|tensorboard] [--mode=online|offline] [--out=DIR]
+linnaeus debug replay-metrics RUN [--to=wandb|tensorboard] [--mode=online|offline] [--out=DIR]
     [--project=NAME] [--entity=NAME] [--name=NAME] [--run-id=ID]
 """
 

@@ -1,6 +1,6 @@
 """Writes the report of a run, or of several side by side.
 
-python -m linnaeus_jax.tools.report RUN [RUN ...] [--out=FILE]
+linnaeus report RUN [RUN ...] [--out=FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dry run of the schedule: checks, resolves, prints and draws it without building a model or starting an accelerator.
 
-    python -m linnaeus_jax.tools.schedule --config=configs/x.py [--out=DIR] [--config.train.epochs=3]
+    linnaeus schedule --config=configs/x.py [--out=DIR] [--config.train.epochs=3]
 
 The length of an epoch comes from the labels file that the config names, or, without any data, from --steps-per-epoch or
 --dataset-size.

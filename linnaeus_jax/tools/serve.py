@@ -1,6 +1,6 @@
 """Serves a trained model over HTTP, with a page for people.
 
-    python -m linnaeus_jax.tools.serve BUNDLE
+    linnaeus serve BUNDLE
     curl -F images=@bird.jpg -F latitude=48.2 -F longitude=16.4 -F date=2024-05-17 http://127.0.0.1:8000/predict
 
 `/` is the page, `/predict` takes pictures, `/info` describes the model, `/openapi.json` the interface; `/health` and

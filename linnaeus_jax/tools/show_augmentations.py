@@ -1,6 +1,6 @@
 """Draws the first images of an update after every stage of augmentation, exactly as training would see them.
 
-python -m linnaeus_jax.tools.show_augmentations --config=configs/x.py [--out=augmentations.png] [--images=8]
+linnaeus augmentations --config=configs/x.py [--out=augmentations.png] [--images=8]
     [--step=0] [--config.a.b=c ...]
 """
 

@@ -1,7 +1,7 @@
 """Finds the most similar pictures by their feature vectors.
 
-    python -m linnaeus_jax.tools.similar vectors.npz --query photo.jpg --bundle BUNDLE
-    python -m linnaeus_jax.tools.similar vectors.npz --rows photos/1.jpg photos/7.jpg --html similar.html
+    linnaeus similar vectors.npz --query photo.jpg --bundle BUNDLE
+    linnaeus similar vectors.npz --rows photos/1.jpg photos/7.jpg --html similar.html
 
 VECTORS is a file of tools.embed. The pictures of --query get vectors of the same layer by the same model; --rows are
 pictures of the file itself, by their ids or row numbers. The search is exact. Vectors are read from the file block by

@@ -1,7 +1,7 @@
 """Checks a labels file, of this or another program, and the pictures that belong to it.
 
-    python -m linnaeus_jax.tools.verify_dataset data/demo/labels.h5 --images data/demo/images.h5
-    python -m linnaeus_jax.tools.verify_dataset labels.h5 --images pictures/ --decode sample --json
+    linnaeus verify data/demo/labels.h5 --images data/demo/images.h5
+    linnaeus verify labels.h5 --images pictures/ --decode sample --json
 
 Exit status: 0 without errors, 1 with errors (with --strict also with warnings), 2 where there is nothing to check.
 """

@@ -31,17 +31,17 @@ def test_a_shell_gets_the_names_of_printed_commands(name):
     )
     assert Path(os.fsdecode(done.stdout[:-1])) == Path(name)
     run, bundle = Path(name) / "run", Path(name) / "run_bundle"
-    typed = [words(line)[2:] for line in next_steps(run, Path(name)).splitlines()[1:]]
+    typed = [words(line)[1:] for line in next_steps(run, Path(name)).splitlines()[1:]]
     assert [[Path(word) for word in line[1:]] for line in typed] == [[run, bundle], [bundle, Path(name)], [bundle]]
     assert not any(word.startswith("-") for line in typed for word in line)
     assert f"--config.data.h5.labels_path={name}/labels.h5" in words(training(Path(name)))
     assert f"--workdir={name}" in words(replacement(["--cfg", "x.yaml", "--saving_path", name]).splitlines()[0])
-    assert f"--config.a={name}" in words(paths.program("main", f"--config.a={name}"))
+    assert f"--config.a={name}" in words(paths.program("train", f"--config.a={name}"))
 
 
 def test_windows_quotes_as_its_shell_reads(monkeypatch):
     monkeypatch.setattr(paths.os, "name", "nt")
-    assert paths.program("main", "--config=a b/c.py") == 'python -m linnaeus_jax.main "--config=a b/c.py"'
+    assert paths.program("train", "--config=a b/c.py") == 'linnaeus train "--config=a b/c.py"'
 
 
 def test_every_printed_command_is_made_in_one_place():

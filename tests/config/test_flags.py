@@ -234,9 +234,9 @@ def replacement(command):
     (text,) = messages(shlex.split(command))
     first, line, *notes = text.splitlines()
     assert first == "these are options of another program; use instead:"
-    assert line.startswith("  python -m linnaeus_jax.main ")
+    assert line.startswith("  linnaeus train ")
     assert all(note.startswith("  # ") for note in notes)
-    return shlex.split(line)[3:], "\n".join(notes)
+    return shlex.split(line)[2:], "\n".join(notes)
 
 
 TRAIN_SCRIPT = (

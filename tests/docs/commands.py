@@ -24,7 +24,7 @@ LIMIT = 300
 
 @contextmanager
 def started(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which `python -m linnaeus_jax...` starts at once; `folder` holds what that needs."""
+    """The environment in which `linnaeus` and `python -m linnaeus_jax...` start at once by what `folder` holds."""
     folder.mkdir(parents=True, exist_ok=True)
     settings, address = environment(), folder / "socket"
     command = [sys.executable, "-m", "tests.docs.forks", str(address)]

@@ -7,7 +7,7 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
     "docs/checkpoints.md": {
         (
             "account",
-            "python -m linnaeus_jax.main --config=configs/quickstart.py --config.env.output.bucket.enabled=True"
+            "linnaeus train --config=configs/quickstart.py --config.env.output.bucket.enabled=True"
             " --config.env.output.bucket.remote=b2:my-bucket/linnaeus --workdir=runs/demo",
         ): "needs rclone and an account of a storage service; tests/run/test_remote_sync.py has a program in its place",
     },
@@ -17,7 +17,7 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
     "docs/performance.md": {
         (
             "gpu",
-            "python -m linnaeus_jax.tools.autobatch --config=configs/mformer_v1_sm.py --fractions 0.6,0.8",
+            "linnaeus autobatch --config=configs/mformer_v1_sm.py --fractions 0.6,0.8",
         ): "CPUs do not say how much memory they have; tests/run/test_autobatch.py gives it",
         (
             "gpu",
@@ -34,12 +34,12 @@ NOT_RUN: dict[str, dict[tuple[str, str], str]] = {
     "docs/wandb_tensorboard.md": {
         (
             "account",
-            "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/watched"
+            "linnaeus train --config=configs/quickstart.py --workdir=runs/watched"
             " --config.experiment.wandb.enabled=True",
         ): "needs an account of W&B; tests/reporting/test_wandb_sink.py has a server in its place",
         (
             "account",
-            'python -m linnaeus_jax.tools.replay_metrics runs/demo --project=moths --name="demo, again"',
+            'linnaeus debug replay-metrics runs/demo --project=moths --name="demo, again"',
         ): "needs an account of W&B; tests/reporting/test_wandb_sink.py has a server in its place",
     },
 }
@@ -53,7 +53,7 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         ". .venv/bin/activate": ".ci/newcomer",
     },
     "docs/exports.md": {
-        "python -m linnaeus_jax.tools.export bundle exported_onnx --onnx": (
+        "linnaeus export bundle exported_onnx --onnx": (
             "tests/inference/test_onnx.py::test_the_example_answers_as_that_of_jax_does"
         ),
     },
@@ -61,7 +61,7 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         (
             "for i in 0 1; do",
             (
-                "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/two"
+                "linnaeus train --config=configs/quickstart.py --workdir=runs/two"
                 " --coordinator=localhost:8476 --processes=2 --process=$i &"
             ),
             "done; wait",
@@ -71,16 +71,16 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
     "docs/your_data.md": dict.fromkeys(("make setup", ". .venv/bin/activate"), ".ci/newcomer")
     | dict.fromkeys(
         (
-            "python -m linnaeus_jax.tools.build_dataset --folders pictures --out data/mine --size 96",
-            "python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",
-            "$ python -m linnaeus_jax.main --config=data/mine/config.py --workdir=runs/mine",
+            "linnaeus build --folders pictures --out data/mine --size 96",
+            "linnaeus train --config=data/mine/config.py --workdir=runs/mine",
+            "$ linnaeus train --config=data/mine/config.py --workdir=runs/mine",
         ),
         "tests/docs/test_your_data.py::test_a_newcomer_has_a_report_after_four_commands",
     ),
 }
 
 #: the run of the workspace; the pages find it as `runs/demo`
-FIRST_RUN = "python -m linnaeus_jax.main --config=configs/quickstart.py --config.train.epochs=3 --workdir=runs/first"
+FIRST_RUN = "linnaeus train --config=configs/quickstart.py --config.train.epochs=3 --workdir=runs/first"
 #: commands that are typed while the workspace is made: page -> line -> run directory, beside it what was printed
 TYPED_BEFORE: dict[str, dict[str, str]] = {"docs/first_run.md": {f"$ {FIRST_RUN}": "runs/first"}}
 
@@ -88,26 +88,23 @@ TYPED_BEFORE: dict[str, dict[str, str]] = {"docs/first_run.md": {f"$ {FIRST_RUN}
 SHORTENED: dict[str, dict[str, str]] = {
     "docs/first_run.md": {
         # the run of the workspace, which is complete
-        "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/demo": (
+        "linnaeus train --config=configs/quickstart.py --workdir=runs/demo": (
             "--config.train.epochs=3 --config.experiment.tensorboard.enabled=true"
         ),
     },
     "README.md": {"linnaeus train --config=data/mine/config.py --workdir=runs/mine": "--config.train.epochs=2"},
     "docs/profiling.md": {
         (
-            "python -m linnaeus_jax.main --config=configs/quickstart.py --workdir=runs/profiled --config.train.epochs=1"
+            "linnaeus train --config=configs/quickstart.py --workdir=runs/profiled --config.train.epochs=1"
             " --config.debug.early_exit_after_n_optimizer_steps=30 --config.debug.profiler.enabled=true"
             " --config.debug.profiler.schedule=10,1,5,1 --config.debug.profiler.device_memory=true"
             " --config.schedule.metrics.pipeline_interval=10"
         ): "--config.train.epochs=3",
     },
-    "docs/performance.md": {
-        "$ python -m linnaeus_jax.tools.check --config=configs/quickstart.py": "--config.train.epochs=3"
-    },
+    "docs/performance.md": {"$ linnaeus check --config=configs/quickstart.py": "--config.train.epochs=3"},
     "docs/migration.md": {
         (
-            "$ python -m linnaeus_jax.main --config=configs/yaml.py:moths.yaml --config.train.epochs=1"
-            " --workdir=runs/moths"
+            "$ linnaeus train --config=configs/yaml.py:moths.yaml --config.train.epochs=1 --workdir=runs/moths"
         ): "--config.debug.early_exit_after_n_optimizer_steps=8",
     },
 }

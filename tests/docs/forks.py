@@ -1,8 +1,8 @@
-"""`python` for the commands of the manual: programs of this package start in forks of one process that imported them.
+"""`linnaeus` and `python` for the commands of the manual: forks of one process that has imported the programs.
 
-`python -m tests.docs.forks SOCKET` is that process. The script of `shim`, first in the path of the commands under the
-name `python`, sends it arguments, directory, environment and the three standard streams, and ends as the program ends.
-Anything else, and a program with other settings for JAX than the process has read, is left to the real Python.
+`python -m tests.docs.forks SOCKET` is that process. The script of `shim`, first in the path of the commands under these
+names, sends it arguments, directory, environment and the three standard streams, and ends as the program ends. Anything
+else, and a program with other settings for JAX than the process has read, is left to the real Python.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import NoReturn
 from tests.forks import LATE, MAIN, TOOLS, become
 
 SESSION = "tests.docs.session"  # the Python blocks of a page
-#: what can be started: the program that trains, every tool, and the Python blocks of a page
-PROGRAMS = (MAIN, SESSION, *TOOLS)
+VERBS = "linnaeus_jax.__main__"
+#: what can be started: `linnaeus`, the program that trains, every tool, and the Python blocks of a page
+PROGRAMS = (VERBS, MAIN, SESSION, *TOOLS)
 #: read when JAX is imported, but for those that are set or read later
 _SETTINGS = ("JAX_", "TF_")
 _LATER = (
@@ -37,6 +38,8 @@ _LATER = (
 _SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
 words = sys.argv[1:]
+if os.path.basename(sys.argv[0]) == "linnaeus":
+    words = ["-m", {verbs!r}, *words]
 ours = len(words) > 1 and words[0] == "-m" and words[1] in {programs}
 found = {{k: v for k, v in os.environ.items() if k.startswith({prefixes}) and k not in {later}}}
 if not ours or found != {settings}:
@@ -57,17 +60,18 @@ os._exit(status)
 
 
 def shim(folder: Path, address: Path, environment: dict[str, str]) -> None:
-    """Writes `python` and `python3` into a folder; `environment` is that of the process behind the address."""
+    """Writes `linnaeus`, `python` and `python3` into a folder; `environment`: of the process at the address."""
     text = _SHIM.format(
         python=sys.executable,
         programs=PROGRAMS,
+        verbs=VERBS,
         prefixes=_SETTINGS,
         later=_LATER,
         settings={k: v for k, v in environment.items() if k.startswith(_SETTINGS) and k not in _LATER},
         address=str(address),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("python", "python3"):
+    for name in ("linnaeus", "python", "python3"):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
 

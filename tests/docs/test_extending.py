@@ -21,7 +21,7 @@ from tests.tiny import tiny_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("extending*.md"))
-TRAIN = "python -m linnaeus_jax.main "
+TRAIN = "linnaeus train "
 
 
 def written() -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_commands_describe_a_run_that_could_begin(command, tmp_path, monkeypatch
 
 
 def test_every_example_has_a_command():
-    found = commands() + commands("python -m linnaeus_jax.tools.build_dataset ")
+    found = commands() + commands("linnaeus build ")
     for name in written():
         assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in found)
 

@@ -31,7 +31,7 @@ def test_a_newcomer_has_a_report_after_four_commands(tmp_path, settings):
     lines = first_commands()
     assert len(lines) <= 4
     run(
-        "python -m linnaeus_jax.tools.make_demo --as folders --out pictures --rows 600 --image-size 96",
+        "linnaeus demo --as folders --out pictures --rows 600 --image-size 96",
         tmp_path,
         settings,
     )
@@ -42,7 +42,7 @@ def test_a_newcomer_has_a_report_after_four_commands(tmp_path, settings):
     advice, _, after = after.partition("\nnext:\n")
     assert "--config=runs/mine/config.json" in advice
     assert after
-    assert all(line.startswith("  python -m linnaeus_jax.tools.") for line in after.splitlines())
+    assert all(line.startswith("  linnaeus ") for line in after.splitlines())
     report = (tmp_path / "runs" / "mine" / "report.html").read_text()
     assert "Rutilala" in report
     assert "finished" in report

@@ -42,16 +42,14 @@ def _make(folder: Path, settings: dict[str, str]) -> None:
     """Makes it by the commands that a user would type."""
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__"))
-    _program(folder, settings, "tools.make_demo", "--out", "data/demo")
-    program, *arguments = shlex.split(FIRST_RUN.removeprefix("python -m linnaeus_jax."))
-    printed = _program(folder, settings, program, *arguments, "--config.experiment.tensorboard.enabled=true")
+    _program(folder, settings, "demo", "--out", "data/demo")
+    verb, *arguments = shlex.split(FIRST_RUN.removeprefix("linnaeus "))
+    printed = _program(folder, settings, verb, *arguments, "--config.experiment.tensorboard.enabled=true")
     (folder / "runs" / "first").rename(folder / "runs" / "demo")
     (folder / "runs" / "first.txt").write_text(printed)
-    _program(folder, settings, "tools.bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
+    _program(folder, settings, "bundle", "runs/demo", "bundle", "--licence", "CC BY 4.0")
     walk = folder / "walk"
-    _program(
-        folder, settings, "tools.make_demo", "--as", "table", "--out", str(walk), "--rows", "150", "--image-size", "96"
-    )
+    _program(folder, settings, "demo", "--as", "table", "--out", str(walk), "--rows", "150", "--image-size", "96")
     _photos(walk, folder)
     shutil.rmtree(walk)
 
@@ -67,8 +65,8 @@ def _photos(walk: Path, folder: Path) -> None:
             table.writerow(row[key] for key in ("picture", "latitude", "longitude", "date", "elevation"))
 
 
-def _program(folder: Path, settings: dict[str, str], program: str, *arguments: str) -> str:
-    command = ["python", "-m", f"linnaeus_jax.{program}", *arguments]
+def _program(folder: Path, settings: dict[str, str], verb: str, *arguments: str) -> str:
+    command = ["linnaeus", verb, *arguments]
     done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -1,6 +1,6 @@
 """A loss of one's own: the focal loss (Lin et al., 2017), in which rows that are classified well count less.
 
-python -m linnaeus_jax.main --config=configs/quickstart.py --config.env.plugins=loss_example.py \
+linnaeus train --config=configs/quickstart.py --config.env.plugins=loss_example.py \
     --config.loss.task_specific.train.funcs=FocalLoss --config.loss.FocalLoss.gamma=1.5
 """
 

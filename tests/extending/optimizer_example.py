@@ -1,6 +1,6 @@
 """An optimizer of one's own: signum (Bernstein et al., 2018), the sign of the momentum.
 
-python -m linnaeus_jax.main --config=configs/quickstart.py --config.env.plugins=optimizer_example.py \
+linnaeus train --config=configs/quickstart.py --config.env.plugins=optimizer_example.py \
     --config.optimizer.name=signum --config.optimizer.signum.beta=0.95 --config.lr_scheduler.base_lr=1e-4
 """
 

@@ -105,13 +105,13 @@ def test_throughput_is_a_moving_average_from_the_first_measured_update(monkeypat
 def test_next_steps_are_commands_with_the_paths_of_the_run() -> None:
     first, *commands = next_steps(Path("my runs/demo")).splitlines()
     assert first == "next:"
-    assert [shlex.split(command, comments=True)[2:] for command in commands] == [
-        ["linnaeus_jax.tools.bundle", "my runs/demo", "my runs/demo_bundle"],
-        ["linnaeus_jax.tools.predict", "my runs/demo_bundle", "PICTURES"],
-        ["linnaeus_jax.tools.serve", "my runs/demo_bundle"],
+    assert [shlex.split(command, comments=True)[1:] for command in commands] == [
+        ["bundle", "my runs/demo", "my runs/demo_bundle"],
+        ["predict", "my runs/demo_bundle", "PICTURES"],
+        ["serve", "my runs/demo_bundle"],
     ]
     assert "PICTURES: a folder of pictures" in commands[1]
-    assert "tools.bundle . bundle " in next_steps(Path())
+    assert "linnaeus bundle . bundle " in next_steps(Path())
     _, made, _, predict, _ = next_steps(Path("run"), Path("photos"), "python -m make photos").splitlines()
     assert made.split("#")[0].split() == ["python", "-m", "make", "photos"]
-    assert predict.split()[2:] == ["linnaeus_jax.tools.predict", "run_bundle", "photos"]
+    assert predict.split()[1:] == ["predict", "run_bundle", "photos"]

@@ -100,8 +100,8 @@ def test_what_is_tried_next_follows_the_numbers_and_can_be_typed(tmp_path, setti
     assert bool(found) == bool(words), said
     assert len(found) <= MOST
     for one in found:
-        program, *arguments = shlex.split(one.command)[2:]
-        if program == "linnaeus_jax.main":
+        program, *arguments = shlex.split(one.command)[1:]
+        if program == "train":
             config, workdir = load_config(arguments)
             assert Path(workdir or "").parent == tmp_path
             assert config_errors(config) == []
@@ -131,7 +131,7 @@ def test_a_run_below_its_own_frozen_features_is_brought_back_to_them(tmp_path, s
     for one in found:
         assert one.command.split("--workdir=")[1].split()[1:] == [f"--config.{key}" for key in wanted]
         assert not any(word in suggestion_lines(run) for word in ("twice", "regularised", "train the last"))
-        assert config_errors(load_config(shlex.split(one.command)[3:])[0]) == []
+        assert config_errors(load_config(shlex.split(one.command)[2:])[0]) == []
 
 
 @pytest.mark.parametrize("growing", [True, False])

@@ -74,7 +74,7 @@ def test_a_full_run_has_every_section_and_refers_to_nothing_outside(run: Path, t
     assert page.headings == list(SECTIONS)
     assert "colours of the pictures alone" in text
     assert "A kernel classifier knows colour histograms, of evenly spaced rows: 3,000 of 9,000 for training." in text
-    assert '<code>python -m linnaeus_jax.main <span class="option">--config=' in text
+    assert '<code>linnaeus train <span class="option">--config=' in text
     inside = ("#s", "data:image/svg+xml;base64,", "data:image/jpeg;base64,")
     assert all(reference.startswith(inside) for reference in page.references)
     assert "http" not in re.sub(r"base64,[^\"]*", "", text)

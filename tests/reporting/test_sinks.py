@@ -88,7 +88,7 @@ def test_a_failing_sink_is_dropped_with_one_warning(tmp_path: Path, caught: pyte
     assert bad.closed == []
     assert good.closed == [1]
     (record,) = caught.records
-    for part in ("memory is off", "the server is gone", "tools.replay_metrics"):
+    for part in ("memory is off", "the server is gone", "linnaeus debug replay-metrics"):
         assert part in record.getMessage()
 
 

@@ -56,7 +56,7 @@ def test_every_source_gives_a_data_set_without_faults(tmp_path, form, capsys):
     pictures = [] if form == "folders" else ["--pictures", tmp_path / "demo" / "photos"]
     assert build(f"--{form}", source, *pictures, "--out", out, "--size", 32) == 0
     printed = capsys.readouterr().out
-    assert f"next: python -m linnaeus_jax.main --config={out}/config.py" in printed.replace("\n", "")
+    assert f"next: linnaeus train --config={out}/config.py" in printed.replace("\n", "")
     result = totals(out)
     assert result["in"] == result["used"] + sum(result["rejected"].values())
     assert result["used"] == {"folders": 160, "table": 159, "dwca": 160}[form]

@@ -50,7 +50,7 @@ def test_baselines_without_a_demo_name_the_command(tmp_path, capsys):
     write_tiny_data(tmp_path / "other")
     for folder in (tmp_path, tmp_path / "other"):
         assert demo_baselines.main(["--data", str(folder)]) == 2
-        assert f"python -m linnaeus_jax.tools.make_demo --out {folder}" in capsys.readouterr().err
+        assert f"linnaeus demo --out {folder}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -190,7 +190,7 @@ class Pictures:
 
     def other_layout(self) -> list[Found]:
         """How they are read, where that is not slow."""
-        folder = "one file per picture; python -m linnaeus_jax.tools.pack puts them into one, which is read faster"
+        folder = "one file per picture; linnaeus pack puts them into one, which is read faster"
         stored = f"{self.storage} pictures, read where they lie in the file"
         return [] if self.is_slow else [Found(fields={"how": folder if self.storage == "folder" else stored})]
 
@@ -213,7 +213,7 @@ class Pictures:
         note("checksums", "{it.path}: no checksums of its pictures, so that damaged pixels are not seen; tools.pack "
              "writes them", no_checksums),
         warning("layout", "{it.path}: this layout ({layout}) is unpacked chunk by chunk, 2 to 500 times slower than "
-                "raw ones; python -m linnaeus_jax.tools.pack copies it into a contiguous file", slow_layout),
+                "raw ones; linnaeus pack copies it into a contiguous file", slow_layout),
         note("layout", "{it.path}: {how}", other_layout),
         note("extension", "identifiers are whole file names: train with data.hybrid.file_extension=''",
              lambda it: it.storage == "folder" and not it.extension and not default_extension(it.identifiers)),

@@ -362,7 +362,7 @@ def _larger(img_size: int, pretrained: bool) -> str:
 
 def training_command(folder: str | Path) -> str:
     """The command that trains on the data set in a folder, in a directory that is free."""
-    return program("main", f"--config={folder}/config.py", f"--workdir={free_directory('runs/mine')}")
+    return program("train", f"--config={folder}/config.py", f"--workdir={free_directory('runs/mine')}")
 
 
 def starter_config(

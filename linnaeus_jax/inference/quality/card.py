@@ -203,8 +203,8 @@ def _use(bundle: Bundle) -> str:
 With `linnaeus_jax` installed, from the directory that holds this one under the name `bundle`:
 
 ```
-python -m linnaeus_jax.tools.predict bundle pictures/ --out predictions.csv
-python -m linnaeus_jax.tools.serve bundle
+linnaeus predict bundle pictures/ --out predictions.csv
+linnaeus serve bundle
 python -c "import linnaeus_jax; print(linnaeus_jax.load('bundle').predict('picture.jpg')[0].answer)"
 ```
 """
