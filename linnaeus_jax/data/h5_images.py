@@ -376,10 +376,10 @@ def open_h5(files: ImageFiles) -> ImageSource:
     of = f" of {len(parts)} parts" if isinstance(source, JoinedImages) else ""
     logger.info("%s: %d images %s%s read by %s", path, len(source), source.image_shape[:2], of, named, extra=FILES_ONLY)
     if any(isinstance(one, H5Images) for one in parts):
-        advice = "data.worker_processes helps, more threads do not; tools.pack makes a faster file"
+        advice = "data.worker_processes helps, more threads do not; linnaeus pack makes a faster file"
         logger.info("%s: HDF5 reads it under one lock; %s", path, advice)
     if any(isinstance(one, StoredImages) and one.checks is None for one in parts):
-        logger.info("%s: no checksums of its pictures, so that damaged pixels are not seen; tools.pack adds them", path)
+        logger.info("%s: no checksums, so that damaged pixels are not seen; linnaeus pack adds them", path)
     return source
 
 

@@ -16,7 +16,7 @@ from linnaeus_jax.mistakes import InputError
 log = logging.getLogger("linnaeus_jax")
 
 NONE, WARMUP, RECORD, RECORD_AND_SAVE = "NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE"
-#: names of the host events that `tools.profile_summary` looks for
+#: names of the host events that `linnaeus debug profile` looks for
 STEP_NAME, WAIT_NAME = "train", "input_wait"
 
 

@@ -2,7 +2,7 @@
 
 The trainer calls one method at each point of a run that they report on; with everything off, none does anything. Only
 probes are traced into the step. What else looks inside an update computes it once more from the same state and batch:
-the overflow detector before the update is made, the search for the operation and `tools.replay` after it.
+the overflow detector before the update is made, the search for the operation and `linnaeus debug replay` after it.
 """
 
 from __future__ import annotations

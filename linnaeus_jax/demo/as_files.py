@@ -1,6 +1,6 @@
 """The demo set in the forms that people have: class folders, a table beside a folder of photos, a download of GBIF.
 
-For trying `tools.build_dataset` on real files. The archive and the table hold what real ones do: pictures identified
+For trying `linnaeus build` on real files. The archive and the table hold what real ones do: pictures identified
 only to a genus, missing metadata, several pictures of one occurrence, and a few records that cannot be used.
 """
 
@@ -58,7 +58,7 @@ def write_demo_files(
       progress: called with (pictures written, pictures).
 
     Returns:
-      What `tools.build_dataset` reads: the folder, the table or the archive.
+      What `linnaeus build` reads: the folder, the table or the archive.
 
     Raises:
       ValueError: too few rows or an unknown form.

@@ -94,7 +94,7 @@ def threshold(found: Mapping[str, float], rows: int, level: float, what: str = "
     if not rows:
         raise UserError(
             f"{what} {level:g} needs thresholds that were measured on validation rows, and this model has none: make "
-            "its bundle anew from its run with tools.bundle, without --without-data"
+            "its bundle anew from its run with linnaeus bundle, without --without-data"
         )
     if str(per_cent) not in found:
         needed = -(-per_cent // (100 - per_cent))

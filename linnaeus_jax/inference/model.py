@@ -241,7 +241,7 @@ def load(
     """The model of a bundle, or of a run directory.
 
     Args:
-      source: a bundle made by `tools.bundle`, one in the layout of the original, or a run.
+      source: a bundle made by `linnaeus bundle`, one in the layout of the original, or a run.
       checkpoint: of a run: "best", "newest" or a step.
       buckets: batch sizes that are compiled, each at its first use; None: those of 1, 8 and 64 that suit the device.
       plugins: modules and .py files that a bundle needs; none is imported because a bundle says so. A run directory

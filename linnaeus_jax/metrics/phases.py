@@ -1,7 +1,7 @@
 """Phases of evaluation: what the model is shown of the validation rows, and under which names the results stand.
 
-This is the one place that knows which phases there are. A run, the schedule and `tools.evaluate` take them from here,
-and whoever reads a log asks here what a name in it means.
+This is the one place that knows which phases there are. A run, the schedule and `linnaeus evaluate` take them from
+here, and whoever reads a log asks here what a name in it means.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ REGISTERED: dict[str, Phase] = {}
 
 
 def register_phase(phase: Phase) -> Phase:
-    """Adds a phase to every validation, and to what `tools.evaluate --phases` may name.
+    """Adds a phase to every validation, and to what `linnaeus evaluate --phases` may name.
 
     Args:
       phase: its name begins with `val_`, then letters, digits and `_`.

@@ -4,7 +4,7 @@
     linnaeus demo --as folders --out pictures --rows 600 --image-size 96
 
 Does nothing when the same set is already there. With --as it writes the set in a form that people have, for trying
-tools.build_dataset: class folders, a table with photos, or a Darwin Core archive with photos.
+linnaeus build: class folders, a table with photos, or a Darwin Core archive with photos.
 """
 
 from __future__ import annotations

@@ -352,7 +352,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = options_of(args, model)
     if not bundle.calibration.rows:
-        say("the probabilities are not calibrated: that is done where a bundle is made, by tools.bundle")
+        say("the probabilities are not calibrated: that is done where a bundle is made, by linnaeus bundle")
     if args.meta is not None and not bundle.encoder.components:
         say(f"the model knows no metadata: of {args.meta} nothing is used")
     exif = args.meta is None and not args.no_exif

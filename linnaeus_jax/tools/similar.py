@@ -3,7 +3,7 @@
     linnaeus similar vectors.npz --query photo.jpg --bundle BUNDLE
     linnaeus similar vectors.npz --rows photos/1.jpg photos/7.jpg --html similar.html
 
-VECTORS is a file of tools.embed. The pictures of --query get vectors of the same layer by the same model; --rows are
+VECTORS is a file of linnaeus embed. The pictures of --query get vectors of the same layer by the same model; --rows are
 pictures of the file itself, by their ids or row numbers. The search is exact. Vectors are read from the file block by
 block, so that it may be larger than the memory.
 """
@@ -36,7 +36,7 @@ PRINTED = 20
 def argument_parser() -> argparse.ArgumentParser:
     """The options of the tool."""
     parser = tools.parser("similar", __doc__)
-    parser.add_argument("vectors", metavar="VECTORS", type=Path, help="a file of tools.embed")
+    parser.add_argument("vectors", metavar="VECTORS", type=Path, help="a file of linnaeus embed")
     asked = parser.add_mutually_exclusive_group(required=True)
     asked.add_argument("--query", metavar="PICTURES", nargs="+", help="files, folders, patterns such as 'a/**/*.jpg'")
     asked.add_argument("--rows", metavar="ID", nargs="+", help="pictures of the file: their ids or row numbers, from 0")

@@ -328,7 +328,7 @@ def test_every_form_of_storage_is_clean(clean, folder, packed, tmp_path):
 def test_slow_layout_has_an_advice(clean, tmp_path):
     found = verify_pictures(clean, raw_file(tmp_path / "raw.h5", pixels(), chunks=(16, 24, 32, 3), compression="gzip"))
     assert "gzip" in found_checks(found)["layout"]
-    assert "tools.pack" in found_checks(found)["layout"]
+    assert "linnaeus pack" in found_checks(found)["layout"]
     assert facts_of(found).reader == "H5Images"
 
 

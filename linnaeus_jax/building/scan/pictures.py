@@ -209,8 +209,8 @@ class Pictures:
               lambda it: it.count != it.file.rows),
         error("alignment", "{it.misalignment}", lambda it: bool(it.misalignment)),
         note("alignment", "{it.path}: it does not say whose pictures it holds, so that nobody knows whether its rows "
-             "are those of {it.file.path}; tools.pack writes it", says_nothing),
-        note("checksums", "{it.path}: no checksums of its pictures, so that damaged pixels are not seen; tools.pack "
+             "are those of {it.file.path}; linnaeus pack writes it", says_nothing),
+        note("checksums", "{it.path}: no checksums of its pictures, so that damaged pixels are not seen; linnaeus pack "
              "writes them", no_checksums),
         warning("layout", "{it.path}: this layout ({layout}) is unpacked chunk by chunk, 2 to 500 times slower than "
                 "raw ones; linnaeus pack copies it into a contiguous file", slow_layout),

@@ -40,7 +40,7 @@ DEBUG = dict(
     ),
     nans=key(False, "end the run at the first NaN and name the operation that made it"),
     infs=key(False, "end the run at the first infinity and name the operation that made it"),
-    crash_bundle=key(False, "save the first update with NaN or infinite values, so that tools.replay can repeat it"),
+    crash_bundle=key(False, "save the first update with NaN or infinite values, for linnaeus debug replay"),
     underflow_overflow=dict(
         enabled=key(False, "look at every module call of every update, and report what led to a NaN or infinity"),
         max_frames_to_save=key(21, "module calls before the bad one that are reported", within="[1, inf)"),
@@ -51,7 +51,7 @@ DEBUG = dict(
         gradients=key(False, "look at the backward pass, too"),
     ),
     jsonl=dict(
-        enabled=key(True, "write the event log, which tools.analyze_debug_logs reads"),
+        enabled=key(True, "write the event log, which linnaeus debug events reads"),
         dir=key(
             "{output_dir}/logs/debug", "folder of the event log; {output_dir} is the run directory", not_empty=True
         ),

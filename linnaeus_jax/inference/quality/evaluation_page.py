@@ -244,7 +244,7 @@ def coverage_table(numbers: Mapping[str, Any]) -> str:
     """What answers and sets for a coverage give; a note where the bundle has no thresholds."""
     if not numbers["coverage"]:
         return note(
-            "This model has no thresholds for it; tools.bundle measures them on the validation rows of the run."
+            "This model has no thresholds for it; linnaeus bundle measures them on the validation rows of the run."
         )
     rows = coverage_rows(numbers, lambda share: percent(share, 100))
     parts = [
