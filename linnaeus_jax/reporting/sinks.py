@@ -73,8 +73,8 @@ class Sinks:
     A sink that is made anew gets every row of the metrics log, so that a failure costs no row once the sink works.
     """
 
-    def __init__(self, metrics_log: MetricsLog | None, optional: Sequence[Sink] = ()) -> None:
-        """`metrics_log` is None on processes that write nothing."""
+    def __init__(self, metrics_log: MetricsLog | None = None, optional: Sequence[Sink] = ()) -> None:
+        """`metrics_log` is None on processes that write nothing, and until a run writes."""
         self.metrics_log = metrics_log
         self.optional = list(optional)
         self._watch = Watch()
@@ -164,6 +164,7 @@ class Sinks:
 
 
 def open_sinks(
+    sinks: Sinks,
     metrics_log: MetricsLog,
     experiment: ExperimentConfig,
     *,
@@ -172,9 +173,10 @@ def open_sinks(
     run_id: str,
     debug: bool = False,
 ) -> Sinks:
-    """The sinks that `config.experiment` asks for, holding already what earlier starts of the run have logged.
+    """`sinks` with those open that `config.experiment` asks for, holding what earlier starts of the run have logged.
 
     Args:
+      sinks: those of a run that has written nothing yet.
       experiment: the section `experiment` of the configuration.
       config: the whole configuration as JSON types, secrets removed.
       facts: what else describes the run: `dataset_metadata`, `model_info`, `system_info`.
@@ -184,7 +186,7 @@ def open_sinks(
     Raises:
       ConfigError: a sink that is asked for needs a package that is not installed.
     """
-    sinks, logs = Sinks(metrics_log), metrics_log.path.parent
+    sinks.metrics_log, logs = metrics_log, metrics_log.path.parent
     if experiment.tensorboard.enabled:
         sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:

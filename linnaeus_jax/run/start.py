@@ -68,7 +68,9 @@ READ_AGAIN = (
 )
 
 
-def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resumed_step: int | None) -> Sinks:
+def start(
+    experiment: Experiment, host: HostState, sinks: Sinks, sync: RemoteSync | None, resumed_step: int | None
+) -> None:
     """Describes the run in its directory and opens its sinks and its debugging.
 
     Raises:
@@ -81,7 +83,7 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
         log.info("%s", _devices(experiment))
     if not experiment.is_coordinator:
         experiment.debug.open(facts)
-        return Sinks(None)
+        return
     with directory.writing(directory.config_json, *(directory.root / name for name in READ_AGAIN)):
         write_json(directory.config_json, experiment.saved)
         write_json(directory.assets / "versions.json", versions.versions())
@@ -115,7 +117,8 @@ def start(experiment: Experiment, host: HostState, sync: RemoteSync | None, resu
     if sync is not None:
         sync.claim()
     experiment.debug.open(facts)
-    return open_sinks(
+    open_sinks(
+        sinks,
         MetricsLog(directory.metrics_log),
         config.experiment,
         config=experiment.saved,

@@ -64,13 +64,14 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
     given = checked(config, rules=False)
     directory = RunDirectory(Path(workdir) if workdir else default_workdir(given))
     lock = RunLock(directory.root)
-    stalls = Stalls(directory, given.debug.stall_seconds)
+    sinks = Sinks()
+    watchdog = Stalls(directory, given.debug.stall_seconds, sinks).watchdog
     with (
         Interruption() as interruption,
         switched_on(nans=given.debug.nans, infs=given.debug.infs),
         contextlib.closing(Checkpoints(directory.checkpoints, logs=directory.logs)) as checkpoints,
         background_errors(),
-        stalls.watchdog,
+        watchdog,
         contextlib.ExitStack() as closing,  # each of them is closed, whatever another one raises
     ):
         closing.callback(lock.release)
@@ -80,26 +81,24 @@ def run(config: ConfigDict, workdir: str | Path | None = None) -> dict[str, floa
         sync = RemoteSync.from_config(given, directory) if experiment.is_coordinator else None
         if sync is not None:
             closing.callback(sync.close)
-        sinks = Sinks(None)
-        closing.callback(lambda: sinks.close())  # those that are open by then
+        closing.callback(sinks.close)
         closing.callback(experiment.debug.close)
         closing.callback(checkpoints.close)
         try:
             restored = restore(experiment, checkpoints, host)
-            sinks = stalls.sinks = start(experiment, host, sync, restored.step)
-            stalls.watchdog.finished("the start")
+            start(experiment, host, sinks, sync, restored.step)
+            watchdog.finished("the start")
             if stores_inputs(given):
                 with interruption.during("storing"):
-                    store_inputs(experiment, restored.state, interruption, stalls.watchdog)
+                    store_inputs(experiment, restored.state, interruption, watchdog)
                     if restored.step is None:
                         restored = restored._replace(state=with_fitted_heads(experiment, restored.state))
-            epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, stalls.watchdog)
+            epoch_end = EpochEnd(experiment, host, checkpoints, sinks, sync, watchdog)
             with interruption.during("computing simple baselines"):
                 write_baselines(experiment, restored.state, restored.step)
                 restored = after_frozen_trunk(experiment, host, checkpoints, epoch_end, restored)
-            stalls.watchdog.finished("simple baselines")
-            parts = (restored, epoch_end, sinks, checkpoints, interruption, stalls.watchdog)
-            train(experiment, host, *parts, skip_validation=given.train.skip_validation)
+            watchdog.finished("simple baselines")
+            train(experiment, host, restored, epoch_end, sinks, checkpoints, interruption, watchdog)
             return finish(experiment, host, checkpoints, sinks)
         except Exception as error:
             failure = _failure(error, host.progress.global_step)
@@ -139,8 +138,6 @@ def train(
     checkpoints: Checkpoints,
     interruption: Interruption,
     watchdog: Watchdog,
-    *,
-    skip_validation: bool,
 ) -> None:
     """The loop.
 
@@ -153,7 +150,7 @@ def train(
     # ---- finish what a kill cut off
     ended = progress.stop_reason is not None or progress.global_step >= experiment.resolved.total_steps
     if restored.rerun_epoch_end:
-        ended = epoch_end.run(state, rerun=True, skip_validation=skip_validation)
+        ended = epoch_end.run(state, rerun=True, skip_validation=config.train.skip_validation)
     if ended:
         return
 

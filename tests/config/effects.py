@@ -521,7 +521,7 @@ class Site:
     def tolerated(self) -> int:
         """Non-finite updates in a row after which a run stops."""
         outputs = self.trained()[1]
-        train_log = TrainLog(self.run.experiment, self.run.host, Sinks(None), None)  # type: ignore[arg-type]
+        train_log = TrainLog(self.run.experiment, self.run.host, Sinks(), None)  # type: ignore[arg-type]
         for bad in range(1, 50):
             skipped = outputs.replace(skipped_in_a_row=jnp.int32(bad))
             with mock.patch.object(probes, "due", return_value=()):  # `trained` had none
@@ -597,7 +597,7 @@ class Site:
 
         host = HostState.of(experiment)
         checkpoints = Checkpoints(directory.checkpoints)
-        epoch_end = EpochEnd(experiment, host, checkpoints, Sinks(None), None, Watchdog(0, print))
+        epoch_end = EpochEnd(experiment, host, checkpoints, Sinks(), None, Watchdog(0, print))
         epoch_end.evaluator = SimpleNamespace(run=evaluate)  # type: ignore[assignment]
         state = SimpleNamespace(eval_params=None, model_state=None, gradnorm=SimpleNamespace(weights=None))
         with mock.patch("linnaeus_jax.run.epoch_end.update_curves"):
@@ -677,7 +677,7 @@ class Site:
         module = "linnaeus_jax.reporting.sinks.TensorBoardSink"
         with fake_wandb() as init, mock.patch(module, return_value=board):
             log = MetricsLog(self.output_dir / "logs" / "metrics_log.jsonl")
-            found = open_sinks(log, self.typed_config.experiment, config={}, facts={}, run_id="id")
+            found = open_sinks(Sinks(), log, self.typed_config.experiment, config={}, facts={}, run_id="id")
             names = [sink.name for sink in found.optional]
             found.close()
         return names, init.call_args
@@ -688,11 +688,10 @@ class Site:
     def skips_validation(self) -> bool:
         names = ("build_experiment", "HostState", "restore", "start", "EpochEnd", "finish")
         with contextlib.ExitStack() as patched:
-            for name in names:
-                patched.enter_context(mock.patch.object(trainer, name))
-            train = patched.enter_context(mock.patch.object(trainer, "train"))
+            made = {name: patched.enter_context(mock.patch.object(trainer, name)) for name in names}
+            made["build_experiment"].return_value.config = self.typed_config
             trainer.run(self.config, self.output_dir)
-        return train.call_args.kwargs["skip_validation"]
+        return made["EpochEnd"].return_value.run.call_args.kwargs["skip_validation"]
 
     def resumed(self) -> int:
         """Updates completed when the finished run is resumed with this configuration."""

@@ -101,7 +101,7 @@ def test_the_metrics_log_is_mandatory(tmp_path: Path) -> None:
 
 def test_other_processes_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    sinks = Sinks(None)
+    sinks = Sinks()
     sinks.write("train", 1, 0, {"early_stop/reason": "patience"})
     sinks.alert("a", "b")
     sinks.close()
@@ -132,7 +132,7 @@ def test_missing_tensorboard_is_a_clear_error(tmp_path: Path, monkeypatch: pytes
         monkeypatch.delitem(sys.modules, name)
     experiment = typed(get_config()).experiment.replaced({"tensorboard.enabled": True})
     with pytest.raises(ConfigError, match=r"experiment.tensorboard.enabled.*linnaeus-jax\[profile\]"):
-        open_sinks(MetricsLog(tmp_path / "log.jsonl"), experiment, config={}, facts={}, run_id="x")
+        open_sinks(Sinks(), MetricsLog(tmp_path / "log.jsonl"), experiment, config={}, facts={}, run_id="x")
 
 
 def test_a_sink_gets_the_rows_of_earlier_starts(tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ def test_each_step_is_once_in_the_event_files_after_a_kill(tmp_path: Path, resum
             if step == 2:
                 sinks.write("epoch", step, step // 3, {"val/loss": 0.5, "core/global_step": step})
 
-    write(open_sinks(log, experiment, config={"a": 1}, facts={}, run_id="x"), (1, 2))  # never closed: the kill
+    write(open_sinks(Sinks(), log, experiment, config={"a": 1}, facts={}, run_id="x"), (1, 2))  # never closed: the kill
     log.write("train", 3, 1, {"train/loss": 3.0, "core/global_step": 3})
     log.supersede(resumed_step, frozenset({"epoch", "final"}))
-    sinks = open_sinks(log, experiment, config={"a": 1}, facts={}, run_id="x")
+    sinks = open_sinks(Sinks(), log, experiment, config={"a": 1}, facts={}, run_id="x")
     if resumed_step == 2:
         sinks.write("epoch", 2, 0, {"val/loss": 0.5, "core/global_step": 2})
     write(sinks, tuple(step for step in (1, 2, 3, 4) if step > resumed_step))

@@ -18,7 +18,7 @@ from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
 from linnaeus_jax.tools import replay_metrics
 from tests.reporting.helpers import make_run
@@ -59,6 +59,7 @@ def test_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["main", f"--config.env.output.bucket.app_key={SECRET}"])
     tree = make_tree()
     sinks = open_sinks(
+        Sinks(),
         MetricsLog(tmp_path / "metrics_log.jsonl"),
         typed(tree).experiment,
         config=plain(tree),
@@ -134,11 +135,11 @@ import os, signal, sys, time
 from pathlib import Path
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting import sinks as sinks_module
-from linnaeus_jax.reporting.sinks import open_sinks
+from linnaeus_jax.reporting.sinks import Sinks, open_sinks
 from tests.reporting.test_wandb_sink import make_config
 sinks_module.RETRY_SECONDS = 0.0
 log, mode, killed, *steps = sys.argv[1:]
-sinks = open_sinks(MetricsLog(Path(log)), make_config(mode).experiment, config={}, facts={}, run_id="killed")
+sinks = open_sinks(Sinks(), MetricsLog(Path(log)), make_config(mode).experiment, config={}, facts={}, run_id="killed")
 for step in map(int, steps):
     sinks.write("train", step, 0, {"train/loss": step / 10})
 if killed == "killed":
@@ -167,7 +168,7 @@ def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
     assert started(log, "offline", "killed", 5, 10, 15) == -signal.SIGKILL
 
     def go_on(step: int, loss: float) -> list[tuple[int, float]]:
-        sinks = open_sinks(log, experiment, config={}, facts={}, run_id="killed")
+        sinks = open_sinks(Sinks(), log, experiment, config={}, facts={}, run_id="killed")
         sinks.write("train", step, 0, {"train/loss": loss})
         sinks.close()
         return [(row["_step"], row["train/loss"]) for row in contents(tmp_path)["history"]]  # of one file
@@ -184,7 +185,7 @@ def test_the_working_directory_may_change_after_the_first_run(tmp_path: Path, mo
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         log = MetricsLog(Path("run/metrics_log.jsonl"))
-        sinks = open_sinks(log, make_config().experiment, config={}, facts={}, run_id=name)
+        sinks = open_sinks(Sinks(), log, make_config().experiment, config={}, facts={}, run_id=name)
         sinks.write("train", 1, 0, {"train/loss": 1.0})
         sinks.close()
         (file,) = tmp_path.glob(f"{name}/run/wandb/offline-run-*/run-{name}.wandb")
@@ -223,7 +224,7 @@ def test_what_was_sent_stays(tmp_path: Path) -> None:
         (start / "run-x.wandb").touch()
     (starts[0] / "run-x.wandb.synced").touch()
     log = MetricsLog(tmp_path / "metrics_log.jsonl")
-    open_sinks(log, make_config().experiment, config={}, facts={}, run_id="x").close()
+    open_sinks(Sinks(), log, make_config().experiment, config={}, facts={}, run_id="x").close()
     assert [start.exists() for start in starts] == [True, True, False]
 
 
@@ -253,7 +254,7 @@ def test_resume_sends_only_what_the_server_lacks(tmp_path: Path, monkeypatch: py
     for step in (5, 10, 15):
         log.write("train", step, 0, {"train/loss": step / 10})
     config = make_config("online")
-    sinks = open_sinks(log, config.experiment, config={}, facts={}, run_id="x")
+    sinks = open_sinks(Sinks(), log, config.experiment, config={}, facts={}, run_id="x")
     sinks.write("epoch", 15, 0, {"val/loss": 0.5})
     sinks.close()
     assert arguments["resume"] == "allow"
@@ -271,7 +272,7 @@ def test_the_last_row_of_a_failed_run_is_left_to_its_next_start(
     monkeypatch.setattr(wandb, "init", lambda **_: server)
     log, experiment = MetricsLog(tmp_path / "metrics_log.jsonl"), make_config("online").experiment
     for exit_code in (1, 0):
-        sinks = open_sinks(log, experiment, config={}, facts={}, run_id="x")
+        sinks = open_sinks(Sinks(), log, experiment, config={}, facts={}, run_id="x")
         if exit_code:
             sinks.write("train", 10, 0, {"train/loss": 1.0})
         else:
@@ -285,7 +286,7 @@ def test_disabled_mode_and_failures_leave_the_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = MetricsLog(tmp_path / "metrics_log.jsonl")
-    sinks = open_sinks(log, make_config("disabled").experiment, config={}, facts={}, run_id=new_run_id())
+    sinks = open_sinks(Sinks(), log, make_config("disabled").experiment, config={}, facts={}, run_id=new_run_id())
     sinks.write("train", 1, 0, {"train/loss": 1.0})
     sinks.close()
     assert len(log.path.read_text().splitlines()) == 1
@@ -294,7 +295,7 @@ def test_disabled_mode_and_failures_leave_the_run_alone(
         raise wandb.Error("no network")
 
     monkeypatch.setattr(wandb, "init", broken)
-    sinks = open_sinks(log, make_config("online").experiment, config={}, facts={}, run_id="x")
+    sinks = open_sinks(Sinks(), log, make_config("online").experiment, config={}, facts={}, run_id="x")
     assert sinks.optional == []
     sinks.write("train", 2, 0, {"train/loss": 1.0})
     assert len(log.path.read_text().splitlines()) == 2

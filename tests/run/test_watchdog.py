@@ -74,7 +74,7 @@ def test_threads_of_the_package_that_are_busy_are_named(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0.0, float("inf")])
 def test_nothing_is_watched_where_it_is_off(tmp_path, seconds):
-    with Stalls(RunDirectory(tmp_path), seconds).watchdog as watchdog:
+    with Stalls(RunDirectory(tmp_path), seconds, Sinks()).watchdog as watchdog:
         assert list(watchdog.each([1, 2], "an item")) == [1, 2]
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]
 
@@ -100,10 +100,9 @@ def test_a_failure_to_tell_ends_nothing(capsys):
 def test_a_stall_stands_in_log_and_report(tmp_path, caplog):
     directory = RunDirectory(tmp_path)
     directory.create()
-    stalls = Stalls(directory, 0.05)
     metrics_log = MetricsLog(directory.metrics_log)
     metrics_log.write("train", 1, 0, {"train/loss": 1.0})
-    stalls.sinks = Sinks(metrics_log)
+    stalls = Stalls(directory, 0.05, Sinks(metrics_log))
     caplog.set_level("DEBUG", "linnaeus_jax")
     with stalls.watchdog:
         until((tmp_path / "logs" / "stalls.jsonl").exists)
