@@ -56,6 +56,9 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
         "linnaeus export bundle exported_onnx --onnx": (
             "tests/inference/test_onnx.py::test_the_example_answers_as_that_of_jax_does"
         ),
+        "linnaeus export bundle exported_int8 --onnx --int8 photos": (
+            "tests/inference/test_onnx.py::test_quantized_convolutions_answer_alike_in_a_quarter_of_the_bytes"
+        ),
     },
     "docs/clusters.md": dict.fromkeys(
         (

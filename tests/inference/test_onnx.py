@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -19,10 +20,13 @@ from hypothesis import strategies as st
 from jax import lax
 from PIL import Image
 
+import linnaeus_jax.inference.model
+from linnaeus_jax.config import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference import onnx_program
 from linnaeus_jax.inference.bundle.files import write_bundle
-from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE
+from linnaeus_jax.inference.files import onnx_int8
+from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE, ONNX_INT8
 from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward
 from linnaeus_jax.inference.model import load
 from linnaeus_jax.inference.onnx_forward import OnnxForward, in_onnxruntime
@@ -156,6 +160,44 @@ def test_every_family(bundle, family, components):
 
 #: scanned layers, which are translated one by one
 ALSO: dict[str, dict[str, Any]] = {"ConvNeXt": {"variant": "test"}, "mFormerV1": {"scan_layers": True}}
+
+
+def test_what_cannot_be_quantized_is_one_line(bundle, tmp_path, pictures, capsys):
+    write_bundle(bundle, tmp_path / "bundle")
+    Image.fromarray(pictures.pixels[0]).save(tmp_path / "one.png")
+    with pytest.raises(UserError, match=r"--int8 .*one.png: 1 images can be read; .* at least 20"):
+        onnx_int8.read_images([str(tmp_path / "one.png")], bundle.preprocessing)
+    given = [str(tmp_path / "bundle"), str(tmp_path / "out"), "--int8", str(tmp_path / "one.png")]
+    assert export.main(given) == 2
+    assert capsys.readouterr().err == "--int8 is another form of the ONNX program; give --onnx, too\n"
+
+
+@pytest.mark.slow
+@pytest.mark.needs("onnx")
+def test_quantized_convolutions_answer_alike_in_a_quarter_of_the_bytes(bundle, tmp_path, pictures, monkeypatch, capsys):
+    classes = {task: len(ids) for task, ids in bundle.taxonomy.classes.items()}
+    components = tuple((each.name, len(each.columns)) for each in bundle.encoder.components)
+    model = build(type="EfficientNet", variant="lite0", components=components, num_classes=classes, img_size=32)
+    settings = get_config().model
+    settings.type, settings.variant = "EfficientNet", "lite0"
+    variables = initial_variables(model, jax.random.key(0))
+    other = dataclasses.replace(bundle, model=model, variables=variables, settings=settings)
+    monkeypatch.setattr(linnaeus_jax.inference.model, "read_bundle_or_run", lambda *_: other)
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    out = tmp_path / "out"
+    assert export.main(["-", str(out), "--onnx", "--int8", str(tmp_path), "--platforms", "cpu"]) == 0
+    agreement = [float(share) for share in re.findall(r"([\d.]+) % of the", capsys.readouterr().out)]
+    assert len(agreement) == len(classes)
+    assert min(agreement) >= 60  # of random weights, whose best classes are close to each other
+    whole, small = ((out / name).read_bytes() for name in (ONNX, ONNX_INT8))
+    assert len(small) < 0.35 * len(whole)
+    image = rng.integers(0, 256, (3, 32, 32, 3), np.uint8)
+    known = {"meta": np.zeros((3, model.meta_dim), np.float32), "meta_valid": np.zeros((3, len(components)), bool)}
+    logits = (onnx_program.session(each).run(list(classes), {"image": image, **known}) for each in (whole, small))
+    for one, two in zip(*logits, strict=True):
+        assert 0 < np.abs(one - two).max() < 0.3 * np.abs(one).max()
 
 
 @pytest.mark.slow

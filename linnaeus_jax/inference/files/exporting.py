@@ -10,7 +10,8 @@ answers.py            what its outputs say, a copy of `inference.portable_answer
 README.md             what these files are, and which versions of JAX read the program
 weights.safetensors   as of `weights.exporting`
 
-With `onnx`, for other runtimes: model.onnx, see `inference.onnx_program`, and example_onnx.py, by onnxruntime.
+With `onnx`, for other runtimes: model.onnx, see `inference.onnx_program`, and example_onnx.py, by onnxruntime; with
+images for it, also model_int8.onnx, see `inference.files.onnx_int8`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export as jax_export
+from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import portable_images
@@ -34,6 +36,7 @@ from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.files.onnx_int8 import int8_program
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.inference.onnx_program import in_form, onnx_program
 from linnaeus_jax.inference.paths import TaxonomyPaths
@@ -43,7 +46,7 @@ from linnaeus_jax.weights.files import IMAGE, write_state
 
 PROGRAM, CLASSES, WEIGHTS = "model.jax_export", "classes.json", "weights.safetensors"
 EXAMPLE, PIXELS, ANSWERS, README = "example.py", "pixels.py", "answers.py", "README.md"
-ONNX, ONNX_EXAMPLE = "model.onnx", "example_onnx.py"
+ONNX, ONNX_INT8, ONNX_EXAMPLE = "model.onnx", "model_int8.onnx", "example_onnx.py"
 #: that JAX promises to read programs of an earlier version of itself, half a year, see jax.export's documentation
 GUARANTEED = datetime.timedelta(days=182)
 FORMAT = "linnaeus_jax export"
@@ -81,12 +84,20 @@ def exported_program(bundle: Bundle, platforms: Sequence[str] = PLATFORMS) -> ja
 
 
 def write_export(
-    bundle: Bundle, out: Path, platforms: Sequence[str] = PLATFORMS, *, onnx: bool = False, force: bool = False
-) -> str:
-    """Writes the files above beside `out`, and then moves them there; returns a line that says how long JAX reads them.
+    bundle: Bundle,
+    out: Path,
+    platforms: Sequence[str] = PLATFORMS,
+    *,
+    onnx: bool = False,
+    int8: NDArray[np.uint8] | None = None,
+    force: bool = False,
+) -> list[str]:
+    """Writes the files above beside `out`, and then moves them there; returns lines: how long JAX reads them, and how
+    near the quantized program is.
 
     Args:
       onnx: write an ONNX program, too.
+      int8: images uint8 [N, H, W, 3], see `onnx_int8.read_images`; with `onnx`, write the quantized one, too.
       force: replace what is there, if it is an export.
 
     Raises:
@@ -95,7 +106,8 @@ def write_export(
     """
     check_out(out, force=force)
     program, meaning = exported_program(bundle, platforms).serialize(), _classes(bundle)
-    in_onnx = onnx_program(bundle, json_text(meaning)) if onnx else None
+    in_onnx = onnx_program(bundle, json_text(meaning)) if onnx else b""
+    small, same = (b"", {}) if int8 is None else int8_program(in_onnx, int8, bundle.tasks)
     settings, taxonomy = bundle.settings, bundle.taxonomy
     params = bundle.variables["params"]
     collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
@@ -109,14 +121,20 @@ def write_export(
         (unfinished / PROGRAM).write_bytes(program)
         write_json(unfinished / CLASSES, meaning)
         (unfinished / EXAMPLE).write_text(_example(bundle, _BY_JAX), encoding="utf-8", newline="\n")
-        if in_onnx is not None:
+        if small:
+            (unfinished / ONNX_INT8).write_bytes(small)
+        if in_onnx:
             (unfinished / ONNX).write_bytes(in_onnx)
             (unfinished / ONNX_EXAMPLE).write_text(_example(bundle, _BY_ONNX), encoding="utf-8", newline="\n")
         for name, module in ((PIXELS, portable_images), (ANSWERS, portable_answers)):
             (unfinished / name).write_text(inspect.getsource(module), encoding="utf-8")
         state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)
-    return readable
+    if not small:
+        return [readable]
+    agreement = ", ".join(f"{100 * share:.1f} % of the {taxonomy.ranks[task]}" for task, share in same.items())
+    sizes = f"{len(small) / 1e6:.1f} MB, {ONNX} {len(in_onnx) / 1e6:.1f}"
+    return [readable, f"{ONNX_INT8} ({sizes}) gives {agreement} answers of {ONNX}, on images not used for its ranges"]
 
 
 def readable_until(made: datetime.date) -> str:
@@ -197,6 +215,7 @@ _README = """\
 * `answers.py`: which taxa its outputs say, as the bundle does that was exported
 * `weights.safetensors`: the weights under PyTorch's names
 * `model.onnx`, `example_onnx.py`, where they were asked for: the same program for ONNX runtimes, and its use
+* `model_int8.onnx`, likewise: with 8-bit convolutions; the same inputs and outputs
 
 {readable}: keep it, or the bundle, to export the model again.
 """
