@@ -41,6 +41,7 @@ GROUPS = {
     },
     "After training": {
         "evaluate": "evaluate",
+        "change-names": "change_names",
         "export": "export",
         "export-weights": "export_weights",
         "demo-baselines": "demo_baselines",

@@ -6,8 +6,9 @@ strings [C], "" where there is none. A task without such a group has no names.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,15 @@ class TaxonNames:
                 for i in np.flatnonzero((names != "") | (common != "")).tolist()
             }
         return tasks
+
+
+def id_of_name(task: str, name: str, taken: Container[int]) -> int:
+    """The id of a taxon that a source gives none: it follows from rank and name alone, unless it is taken already."""
+    most = np.iinfo(np.int32).max
+    taxon_id = int.from_bytes(hashlib.sha256(f"{task}:{name}".encode()).digest()[:4]) >> 1 or 1
+    while taxon_id in taken:
+        taxon_id = taxon_id % most + 1
+    return taxon_id
 
 
 def describe_taxon(taxon: int | str, name: str = "", common_name: str = "") -> str:

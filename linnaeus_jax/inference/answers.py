@@ -15,10 +15,10 @@ from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference import conformal, reasons, sets
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.paths import (
     NONE,
     Logits,
-    TaxonomyPaths,
     check_finite,
     documented_consistency,
     log_softmax,
@@ -128,7 +128,9 @@ class Answers:
 
     def __init__(self, taxonomy: Taxonomy, calibration: Calibration) -> None:
         self.taxonomy, self.calibration = taxonomy, calibration
-        self._paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
+        self._paths = ChangedPaths(taxonomy, calibration.path_counts)
+        #: training rows of the taxa that are answered, see `TaxonomyTree.path_counts`
+        self.path_counts = taxonomy.summed(calibration.path_counts)
         self.leaves = sets.Leaves(taxonomy)
 
     def options(
@@ -210,11 +212,11 @@ class Answers:
             return found.best, found.by_task
         by_task, best = {}, []
         for task in self.taxonomy.tasks:
-            allowed = slice(None) if options.allowed is None else np.flatnonzero(options.allowed[task])
+            allowed = slice(None) if options.allowed is None else self.taxonomy.columns(task, options.allowed[task])
             of_task = np.zeros(logits[task].shape)
             if of_task[:, allowed].size:  # none is allowed where there is no null and all are orphans of finer ranks
                 of_task[:, allowed] = np.exp(log_softmax(logits[task][:, allowed], self.calibration.ranks[task]))
-            by_task[task] = of_task
+            by_task[task] = of_task = self.taxonomy.summed({task: of_task})[task]
             best.append(np.where(of_task.any(axis=1), of_task.argmax(axis=1), NONE))
         return np.stack(best, axis=1).astype(np.int32), by_task
 

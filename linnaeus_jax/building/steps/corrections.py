@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.build import SUMMARY
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.labels import read_label_tables
+from linnaeus_jax.data.labels import LabelTable, read_label_tables
 from linnaeus_jax.data.labels_file import json_attribute, open_labels
-from linnaeus_jax.data.taxon_names import read_taxon_names
+from linnaeus_jax.data.taxon_names import GROUP, TaxonNames, read_taxon_names, write_taxon_names
 from linnaeus_jax.files import json_text, read_json, replaced_file, sha256_of, write_json
 from linnaeus_jax.reading.delimited import find_dialect
 from linnaeus_jax.reading.schema import CORRECT, EXCLUDE
@@ -85,14 +85,8 @@ def apply_corrections(directory: Path, path: Path, tasks: tuple[str, ...]) -> Co
       UserError: an id that is no picture of the file, a taxon that it does not have, or files that cannot be read.
     """
     labels, corrections = directory / LABELS, read_corrections(path)
-    try:
-        (table,), classes = read_label_tables([str(labels)], tasks, (), null_possible=True)
-        names = read_taxon_names([str(labels)], classes)
-        tree, _ = TaxonomyTree.from_labels(classes, [table.label], null_possible=True)
-        with open_labels(str(labels)) as file:
-            applied = json_attribute(file["metadata"], APPLIED) or [] if "metadata" in file else []
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
+    table, names, tree, applied = read_taxa(labels, tasks)
+    classes = names.classes
     rows = {text: row for row, text in enumerate(table.identifiers.tolist())}
     if lost := [text for text in corrections if text not in rows]:
         raise UserError(
@@ -107,8 +101,23 @@ def apply_corrections(directory: Path, path: Path, tasks: tuple[str, ...]) -> Co
     left_out = int((changed & (taxon == 0).all(axis=1)).sum())
     if changed.any():
         said = {"file": path.name, "sha256": sha256_of(path), "rows": int(changed.sum())}
-        _write(directory, {task: taxon[:, t] for t, task in enumerate(tasks)}, [*applied, said])
+        write_taxa(labels, labels, {task: taxon[:, t] for t, task in enumerate(tasks)}, [*applied, said])
     return Corrected(int(changed.sum()) - left_out, left_out, len(corrections) - int(changed.sum()))
+
+
+def read_taxa(
+    labels: Path, tasks: tuple[str, ...]
+) -> tuple[LabelTable, TaxonNames, TaxonomyTree, list[dict[str, object]]]:
+    """Rows, names and tree of a labels file, and the lists that were applied to it. Raises UserError as above."""
+    try:
+        (table,), classes = read_label_tables([str(labels)], tasks, (), null_possible=True)
+        names = read_taxon_names([str(labels)], classes)
+        tree, _ = TaxonomyTree.from_labels(classes, [table.label], null_possible=True)
+        with open_labels(str(labels)) as file:
+            applied = json_attribute(file["metadata"], APPLIED) or [] if "metadata" in file else []
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+    return table, names, tree, applied
 
 
 @dataclass(frozen=True)
@@ -142,18 +151,31 @@ class _Taxa:
         raise UserError(f"--corrections {self.path}: {printable(text)!r} is no taxon of this data set; {hint}")
 
 
-def _write(directory: Path, taxon: Mapping[str, NDArray[np.int64]], applied: list[dict[str, object]]) -> None:
-    labels, before = directory / LABELS, directory / BEFORE
+def write_taxa(
+    labels: Path,
+    out: Path,
+    taxon: Mapping[str, NDArray[np.int64]],
+    applied: list[dict[str, object]],
+    names: TaxonNames | None = None,
+) -> None:
+    """Writes a labels file with other taxa, and names, to `out`; where that is the file itself, the first one stays
+    beside it as `BEFORE`."""
+    directory, before = labels.parent, labels.parent / BEFORE
     changed = io.BytesIO(labels.read_bytes())  # in memory: on a full disk HDF5 ends the process
     with h5py.File(changed, "r+") as file:
         for task, values in taxon.items():
             file[task][:] = values.astype(file[task].dtype)
+        for task, ids in names.classes.items() if names else ():
+            known = np.flatnonzero(ids)
+            file.require_group(GROUP).pop(task, None)
+            columns = (names.name[task], names.common_name[task]) if names else ()
+            write_taxon_names(file, task, ids[known], *(list(map(str, each[known].tolist())) for each in columns))
         file.require_group("metadata").attrs[APPLIED] = json_text(applied)
-    if not before.exists():
+    if out == labels and not before.exists():
         with replaced_file(before) as unfinished:
             shutil.copyfile(labels, unfinished)
         if (directory / SUMMARY).is_file():  # what a build that replaces this one removes
             made = read_json(directory / SUMMARY)
             write_json(directory / SUMMARY, made | {"files": [*made.get("files", ()), BEFORE]})
-    with replaced_file(labels) as unfinished:
+    with replaced_file(out) as unfinished:
         unfinished.write_bytes(changed.getbuffer())

@@ -6,7 +6,6 @@ than as many as pictures.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.steps.homonyms import shown_name, split_homonyms
 from linnaeus_jax.data.labels import MAX_TAXON_ID
-from linnaeus_jax.data.taxon_names import describe_taxon
+from linnaeus_jax.data.taxon_names import describe_taxon, id_of_name
 from linnaeus_jax.reading.columns import is_own, level_number, rank_name, task_of
 from linnaeus_jax.reading.schema import (
     LABEL_PARTS,
@@ -277,9 +276,7 @@ class _RankNames:
         for name in accepted:
             _ = self._ids[name]
         for name in sorted(name for name, ids in self._ids.items() if not ids):
-            taxon_id = int.from_bytes(hashlib.sha256(f"{self.task}:{name}".encode()).digest()[:4]) >> 1 or 1
-            while taxon_id in self._names:
-                taxon_id = taxon_id % (MAX_TAXON_ID >> 1) + 1
+            taxon_id = id_of_name(self.task, name, self._names)
             self._ids[name][taxon_id] = 1
             self._names[taxon_id][name] = 1
             self._commons[taxon_id].update(self._nameless.get(name, ()))

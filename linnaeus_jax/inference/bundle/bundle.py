@@ -104,9 +104,9 @@ def model_of(
     return build_model(
         settings,
         components=[(component.name, len(component.columns)) for component in encoder.components],
-        num_classes={task: len(taxonomy.classes[task]) for task in taxonomy.tasks},
+        num_classes=taxonomy.of_heads.tree.num_classes,
         img_size=preprocessing.size[0],
-        parents=taxonomy.tree.parent,
+        parents=taxonomy.of_heads.tree.parent,
     )
 
 

@@ -115,6 +115,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "facts.initial weights": ("a text", _is_text),
     "facts.taxonomy": ("a text", _is_text),
     "facts.measured": ("an object", _is_object),
+    "facts.names": ("a text", _is_text),
     "facts.boxes": ("an object", _is_object),
 }
 _OPTIONAL = (

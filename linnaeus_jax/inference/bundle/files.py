@@ -4,6 +4,7 @@ bundle.json           format, model, preprocessing, metadata, calibration, facts
 weights.safetensors   parameters and running statistics under their canonical names
 taxonomy.json         the tree, as in a run's assets
 class_index_map.json  taxon ids of the classes and back, and their names
+changed_taxonomy.json the same of the taxa that are answered, where names have changed since the training
 model.onnx            the forward pass for onnxruntime, where it was asked for
 README.md, images/    the card for people
 """
@@ -37,7 +38,16 @@ from linnaeus_jax.files import (
 )
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
-from linnaeus_jax.inference.bundle.taxonomy import CLASS_MAP, TAXONOMY, read_json, read_taxonomy, write_taxonomy
+from linnaeus_jax.inference.bundle.taxonomy import (
+    CHANGED,
+    CLASS_MAP,
+    TAXONOMY,
+    changed_of,
+    changed_to_json,
+    read_json,
+    read_taxonomy,
+    write_taxonomy,
+)
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.registry import BUNDLE_LAYOUTS
@@ -47,7 +57,8 @@ from linnaeus_jax.weights.settings import DEFAULTS
 
 WEIGHTS, ONNX = BUNDLE_WEIGHTS, "model.onnx"
 FORMAT = "linnaeus_jax bundle"
-FORMAT_VERSION = 1
+#: the second has `CHANGED`, which programs that read the first alone would pass over
+FORMAT_VERSIONS = 1, 2
 
 
 def told_by() -> tuple[str, ...]:
@@ -80,10 +91,11 @@ def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
     about = read_json(path / BUNDLE_JSON)
     if about.get("format") != FORMAT:
         raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")
-    if about.get("format_version") != FORMAT_VERSION:
+    if about.get("format_version") not in FORMAT_VERSIONS:
         raise UserError(
-            f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSION}; it was "
-            f"written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or a newer one"
+            f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSIONS[-1]} at "
+            f"most; it was written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or "
+            "a newer one"
         )
     try:
         read_sealed(path / BUNDLE_JSON)
@@ -127,6 +139,8 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     taxonomy = read_taxonomy(path / TAXONOMY, path / CLASS_MAP)
     check_ranks(about, taxonomy.tree.num_classes)
     preprocessing = Preprocessing.from_json(about["image"])
+    if CHANGED in about["files"]:
+        taxonomy = changed_of(taxonomy, path / CHANGED)
     state = read_state(path / WEIGHTS).arrays
     check_sizes(about["model"], state)
     components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
@@ -173,7 +187,9 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
     for collection in bundle.variables.values():
         arrays |= params_to_torch(collection)
     write_state(directory / WEIGHTS, arrays, {"format": FORMAT})
-    write_taxonomy(bundle.taxonomy, directory / TAXONOMY, directory / CLASS_MAP)
+    write_taxonomy(bundle.taxonomy.of_heads, directory / TAXONOMY, directory / CLASS_MAP)
+    if bundle.taxonomy.heads:
+        write_json(directory / CHANGED, changed_to_json(bundle.taxonomy))
     if bundle.onnx:
         (directory / ONNX).write_bytes(bundle.onnx)
     if add_card is not None:
@@ -202,7 +218,7 @@ def _about(bundle: Bundle) -> dict[str, Any]:
     model = {key: value for key, value in nested(bundle.settings).items() if key not in DEFAULTS}
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSIONS[bundle.taxonomy.heads is not None],
         "version": __version__,
         "facts": dict(bundle.facts),
         "plugins": list(bundle.plugins),

@@ -16,6 +16,7 @@ from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import json_text
+from linnaeus_jax.mistakes import whole
 from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.taxonomy.tree import MOST_RANKS, TaxonomyTree, parents_of
@@ -24,10 +25,38 @@ from linnaeus_jax.weights.classes import ids_of_maps
 
 @dataclass(frozen=True, eq=False)
 class Taxonomy:
-    """What the outputs of a model mean; tasks run from the finest rank to the coarsest."""
+    """What the outputs of a model mean; tasks run from the finest rank to the coarsest.
+
+    Attributes:
+      tree, names: of the taxa that are answered.
+      heads: what the columns of the heads mean, where taxa have been merged or moved since; None: the same.
+    """
 
     tree: TaxonomyTree
     names: TaxonNames
+    heads: Heads | None = None
+
+    @property
+    def of_heads(self) -> Taxonomy:
+        """The taxa that the model was trained with."""
+        return self.heads.taxonomy if self.heads else self
+
+    def summed(self, of_columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Task -> [..., C] of each class the sum over its columns of a head, [..., columns]; what is no class counts
+        for null."""
+        if self.heads is None:
+            return dict(of_columns)
+        found = {}
+        for task, values in of_columns.items():
+            of = np.maximum(self.heads.class_of[task], self.first - 1)
+            found[task] = np.zeros((*np.shape(values)[:-1], len(self.classes[task])), np.asarray(values).dtype)
+            np.add.at(found[task].T, of[of >= 0], np.asarray(values).T[of >= 0])
+        return found
+
+    def columns(self, task: str, classes: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Columns of a head whose class is one of these, bool [C]."""
+        of = self.heads.class_of[task] if self.heads else np.arange(len(classes))
+        return np.flatnonzero(np.append(classes, False)[np.maximum(of, self.first - 1)])
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -133,11 +162,25 @@ class Taxonomy:
         return allowed
 
 
-# ---- Tree and classes of a bundle as two JSON files, and back
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """The taxa that a model was trained with, where it answers others.
+
+    Attributes:
+      taxonomy: of the columns of the heads.
+      class_of: task -> int64 [columns], the class of the same rank that each is now; -1: unknown there.
+    """
+
+    taxonomy: Taxonomy
+    class_of: Mapping[str, NDArray[np.int64]]
+
+
+# ---- Tree and classes of a bundle as JSON files, and back
 
 
 TAXONOMY = "taxonomy.json"
 CLASS_MAP = BUNDLE_CLASSES
+CHANGED = "changed_taxonomy.json"
 
 
 def write_taxonomy(taxonomy: Taxonomy, tree: Path, classes: Path) -> None:
@@ -169,6 +212,37 @@ def read_taxonomy(tree: Path, classes: Path) -> Taxonomy:
         raise UserError(
             f"{tree.name} and {classes.name} in {tree.parent} are no taxonomy: {what}; make the bundle again"
         ) from error
+
+
+def changed_to_json(taxonomy: Taxonomy) -> dict[str, Any]:
+    """What a bundle says beside the taxa of its heads, where it answers others."""
+    assert taxonomy.heads is not None
+    ids = {task: taxonomy.classes[task].tolist() for task in taxonomy.tasks}
+    maps = {"idx_to_taxon_id": {task: {str(i): taxon for i, taxon in enumerate(each)} for task, each in ids.items()}}
+    class_of = {task: each.tolist() for task, each in taxonomy.heads.class_of.items()}
+    return {
+        "tree": taxonomy.tree.to_json(),
+        "classes": maps | {"names": taxonomy.names.to_json()},
+        "class_of": class_of,
+    }
+
+
+def changed_of(heads: Taxonomy, path: Path) -> Taxonomy:
+    """The inverse of `changed_to_json`. Raises UserError for what does not fit the heads."""
+    said = read_json(path)
+    try:
+        now = taxonomy_of(said["tree"], said["classes"])
+        class_of = {task: np.array(list(map(whole, said["class_of"][task])), np.int64) for task in heads.tasks}
+        if now.tasks != heads.tasks or now.first != heads.first or now.tree.null_below != heads.tree.null_below:
+            raise ValueError("its ranks, or null, are not those of the heads")
+        for task, each in class_of.items():
+            fits = len(each) == len(heads.classes[task]) and not each[: heads.first].any()
+            taxa, count = each[heads.first :], len(now.classes[task])
+            if not fits or not ((taxa == -1) | ((taxa >= heads.first) & (taxa < count))).all():
+                raise ValueError(f"class_of.{task} is not a class, or -1, for each of {len(heads.classes[task])}")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path} does not fit the classes of the bundle: {error}; make the bundle again") from error
+    return Taxonomy(now.tree, now.names, Heads(heads, class_of))
 
 
 def taxonomy_of(links: Mapping[str, Any], maps: Mapping[str, Any]) -> Taxonomy:

@@ -36,10 +36,10 @@ from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.files.onnx_int8 import int8_program
 from linnaeus_jax.inference.forward import forward_pass
 from linnaeus_jax.inference.onnx_program import in_form, onnx_program
-from linnaeus_jax.inference.paths import TaxonomyPaths
 from linnaeus_jax.models.depthwise import BY_PLATFORM
 from linnaeus_jax.weights.exporting import facts, own_settings, torch_state
 from linnaeus_jax.weights.files import IMAGE, write_state
@@ -108,10 +108,10 @@ def write_export(
     program, meaning = exported_program(bundle, platforms).serialize(), _classes(bundle)
     in_onnx = onnx_program(bundle, json_text(meaning)) if onnx else b""
     small, same = (b"", {}) if int8 is None else int8_program(in_onnx, int8, bundle.tasks)
-    settings, taxonomy = bundle.settings, bundle.taxonomy
+    settings, trained = bundle.settings, bundle.taxonomy.of_heads
     params = bundle.variables["params"]
     collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
-    step, classes = int(bundle.facts.get("step", 0)), {task: ids.tolist() for task, ids in taxonomy.classes.items()}
+    step, classes = int(bundle.facts.get("step", 0)), {task: ids.tolist() for task, ids in trained.classes.items()}
     which = str(bundle.facts.get("weights", "last"))
     about = facts(bundle.model, settings["type"], settings["variant"], classes, weights=which, step=step)
     about |= {IMAGE: dataclasses.asdict(bundle.preprocessing)} | own_settings(settings)
@@ -128,11 +128,11 @@ def write_export(
             (unfinished / ONNX_EXAMPLE).write_text(_example(bundle, _BY_ONNX), encoding="utf-8", newline="\n")
         for name, module in ((PIXELS, portable_images), (ANSWERS, portable_answers)):
             (unfinished / name).write_text(inspect.getsource(module), encoding="utf-8")
-        state = torch_state(bundle.model, params, collections, step, taxonomy.tree.parent)
+        state = torch_state(bundle.model, params, collections, step, trained.tree.parent)
         write_state(unfinished / WEIGHTS, state, about)
     if not small:
         return [readable]
-    agreement = ", ".join(f"{100 * share:.1f} % of the {taxonomy.ranks[task]}" for task, share in same.items())
+    agreement = ", ".join(f"{100 * share:.1f} % of the {trained.ranks[task]}" for task, share in same.items())
     sizes = f"{len(small) / 1e6:.1f} MB, {ONNX} {len(in_onnx) / 1e6:.1f}"
     return [readable, f"{ONNX_INT8} ({sizes}) gives {agreement} answers of {ONNX}, on images not used for its ranges"]
 
@@ -151,7 +151,7 @@ def answer_settings(taxonomy: Taxonomy, calibration: Calibration) -> dict[str, A
     """What `portable_answers` needs: `log_prior` of the paths, None where the training rows are not known, and `ranks`,
     the coarsest first."""
     counted, ranks = bool(calibration.path_counts), []
-    paths = TaxonomyPaths(taxonomy.tree, calibration.path_counts)
+    paths = ChangedPaths(taxonomy, calibration.path_counts)
     weights = paths.weights(calibration.paths) if counted else []
     for place, task in reversed([*enumerate(taxonomy.tasks)]):
         rank: dict[str, Any] = {"task": task, "rank": taxonomy.ranks[task], "temperature": calibration.ranks[task]}
@@ -161,6 +161,9 @@ def answer_settings(taxonomy: Taxonomy, calibration: Calibration) -> dict[str, A
                 "paths": paths.classes[:, place].tolist(),
                 "path_weights": weights[place].tolist(),
             }
+        if taxonomy.heads:  # what columns and paths are called now
+            of = np.maximum(taxonomy.heads.class_of[task], taxonomy.first - 1)
+            rank |= {"class_of": of.tolist(), "called": paths.called[:, place].tolist()}
         ranks.append(rank)
     return {"ranks": ranks, "log_prior": paths.log_prior.tolist() if counted else None}
 

@@ -82,7 +82,7 @@ def to_label(
 ) -> list[Job]:
     """The pictures to label next, at most `count`, the first one first. Those that cannot be read are none of them."""
     task, first = model.answers.taxonomy.tasks[0], model.answers.taxonomy.first
-    counts = model.answers.calibration.path_counts or {}
+    counts = model.answers.path_counts
     rows = np.asarray(counts.get(task, np.zeros(len(model.answers.taxonomy.classes[task]))), np.float64)[first:]
 
     def seen(found: Logits) -> Unsure:

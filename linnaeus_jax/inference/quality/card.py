@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSION
+from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSIONS
 from linnaeus_jax.inference.quality.measured_sets import COVERAGE, MeasuredSets, span
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
 from linnaeus_jax.metrics.judged import (
@@ -137,7 +137,12 @@ WEIGHTS = {
 def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> None:
     """Writes README.md and, where something was measured, images/*.png into the directory of a bundle."""
     sections = [_head(bundle), _use(bundle), _about(bundle, measured)]
-    if measured is None:
+    if measured is None and "names" in bundle.facts:
+        sections.append(
+            "## How good it is\n\nNames have changed since this model was measured; what was measured stands in the card "
+            "of the bundle before. What was merged has the sum of the probabilities."
+        )
+    elif measured is None:
         sections.append(
             "## How good it is\n\nThis bundle was made without data: nothing was measured, and its probabilities are "
             "not calibrated."
@@ -243,8 +248,10 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
         ("metadata", "; ".join(metadata) or "none"),
         ("taxa", classes),
         ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),
-        ("format", f"{FORMAT}, version {FORMAT_VERSION}"),
+        ("format", f"{FORMAT}, version {FORMAT_VERSIONS[bundle.taxonomy.heads is not None]}"),
     ]
+    if "names" in facts:
+        rows.append(("names", f"changed after the training, by {one_cell(str(facts['names']))}"))
     if measured is not None:
         rows.append(("calibrated on", _sample(measured)))
     return "## What it is\n\n" + table(("", ""), rows, left=2)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.inference import sets
 from linnaeus_jax.inference.answers import Answers
-from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.paths import Logits, some
 from linnaeus_jax.inference.quality.calibration import chunks
 from linnaeus_jax.metrics.judged import count_groups, number
@@ -55,7 +54,9 @@ class MeasuredSets:
                 held[rows, place] = inside[np.arange(len(inside)), label[rows]] & (label[rows] >= 0)
                 size[rows, place] = inside.sum(axis=1)
                 taxa[rows, place] = [len(each) for each in leaves.written(inside, by_task)]
-        return cls(levels, _trained(known, answers.taxonomy.tasks, leaves, label), label >= 0, held, size, taxa)
+        return cls(
+            levels, _trained(answers.path_counts, answers.taxonomy.tasks, leaves, label), label >= 0, held, size, taxa
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[MeasuredSets]) -> MeasuredSets:
@@ -100,11 +101,11 @@ def set_scores(logits: Logits, labels: NDArray[np.integer], answers: Answers) ->
 
 
 def _trained(
-    known: Calibration, tasks: Sequence[str], leaves: sets.Leaves, label: NDArray[np.int64]
+    path_counts: Mapping[str, Sequence[int]], tasks: Sequence[str], leaves: sets.Leaves, label: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    if not known.path_counts:
+    if not path_counts:
         return np.full(len(label), -1)
-    counts = np.concatenate([np.asarray(known.path_counts[task], np.int64) for task in tasks])
+    counts = np.concatenate([np.asarray(path_counts[task], np.int64) for task in tasks])
     return np.where(label >= 0, counts[leaves.itself[label]], -1)
 
 
