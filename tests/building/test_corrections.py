@@ -16,6 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset
 from linnaeus_jax.tools import build_dataset as tool
+from linnaeus_jax.tools import change_names
 from tests.building.samples import TASKS, identifiers, write_clean
 
 IDS = identifiers()
@@ -151,3 +152,43 @@ def test_the_tool_takes_a_list_and_nothing_else(folder, tmp_path, capsys):
     assert tool.main(argv) == 0
     assert "1 labels corrected, 0 pictures excluded, 0 were so already" in capsys.readouterr().out
     assert taxa(folder / LABELS)[0].tolist() == [106, 23, 4]
+
+
+def test_names_change_in_place_beside_or_in_another_folder(folder, capsys):
+    """The rows of every taxon before and after, by what the list says; ranks and rows that it does not name stay."""
+    before = taxa(folder / LABELS)
+    (folder / "config.py").write_text('images = str(HERE / "images.h5")\n')
+    changes = folder / "changes.csv"
+    changes.write_text(
+        "change,taxon,rank,to,parent,id\n"
+        "rename,species 5,,Species quinta,,\nmerge,species 3,species,species 4,,\nnew,Novus,genus,,family 1,999\n"
+        "move,species 0,species,,Novus,\nsplit,species 1,species,species 1 | Species alba,,\n"
+    )
+    out = folder / "new"
+    assert change_names.main([str(changes), str(folder), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "1 renamed, 1 merged, 1 moved, 1 split, 1 new" in said
+    after, expected = taxa(out / LABELS), before.copy()
+    expected[before[:, 0] == 104] = after[before[:, 0] == 105][0]
+    new = before[:, 0] == 101
+    expected[new, 1] = 999
+    expected[new, 2] = after[new, 2]
+    np.testing.assert_array_equal(after, expected)
+    assert f"{(after != before).any(axis=1).sum():,} rows have other taxa" in said
+    with h5py.File(out / LABELS) as file, h5py.File(folder / LABELS) as old:
+        names = dict(zip(file["taxon_names/taxa_L10/taxon_id"][:].tolist(), file["taxon_names/taxa_L10/name"].asstr()))
+        assert (names[106], names[105]) == ("Species quinta", "species 4") and 104 not in names
+        assert file["img_identifiers"][:].tolist() == old["img_identifiers"][:].tolist()
+        (done,) = json.loads(file["metadata"].attrs["corrections"])
+        assert done["file"] == "changes.csv"
+    lines = (out / "undecided.csv").read_text().splitlines()
+    assert lines[0] == "id,taxon,becomes,correct" and len(lines) == 1 + (before[:, 0] == 102).sum()
+    assert (out / "config.py").read_text() == f"images = {str(folder.resolve() / 'images.h5')!r}\n"
+    assert change_names.main([str(changes), str(folder), "--out", str(folder)]) == 0
+    np.testing.assert_array_equal(taxa(folder / LABELS), after)
+    np.testing.assert_array_equal(taxa(folder / BEFORE), before)
+    assert change_names.main([str(changes), str(folder), "--out", str(out)]) == 2  # another data set is there
+    changes.write_text("change,taxon,to\nrename,species 99,x\n")
+    assert change_names.main([str(changes), str(folder), "--out", str(folder)]) == 2
+    assert "changes.csv:2: 'species 99' is no taxon here" in capsys.readouterr().err
+    np.testing.assert_array_equal(taxa(folder / LABELS), after)
