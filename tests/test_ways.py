@@ -1,5 +1,5 @@
 """The whole way by the programs that people type: pictures, data set, run, resume, report, bundle, answers, server,
-evaluation, export, the next run; for data with one rank, two, seven, leaves at several ranks, one class and 4,000.
+evaluation, export, the next run; for data with one rank, two, seven, twelve, leaves at several ranks, one class and 4,000.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import h5py
 import httpx
 import jax
 import numpy as np
+import polars as pl
 import pytest
 
 from linnaeus_jax import main
@@ -93,6 +94,30 @@ def seven(species: int) -> tuple[str, ...]:
     return (f"{genus} species{'abcdefgh'[species]}", genus, *above, "Aves", "Chordata")
 
 
+TWELVE = (
+    *("species", "subgenus", "genus", "tribe", "subfamily", "family", "superfamily", "suborder", "order", "class"),
+    *("phylum", "kingdom"),
+)
+#: ranks that each group of pictures lacks, "" where it is identified to the species
+LACKING = (
+    *("", "subgenus tribe", "subgenus", "species subgenus genus", "tribe superfamily suborder"),
+    *("species subgenus genus tribe subfamily family", "subfamily phylum kingdom"),
+)
+
+
+def ragged(group: int) -> tuple[str, ...]:
+    """Names of a group: every third one shares all ranks above the genus."""
+    names = [
+        f"{rank.title()}{'abc'[group % 3] if rank not in ('class', 'phylum', 'kingdom') else ''}" for rank in TWELVE
+    ]
+    names[0], names[1], names[2] = (
+        f"Genus{'gfedcba'[group]} minor",
+        f"Sub{'gfedcba'[group]}",
+        f"Genus{'gfedcba'[group]}",
+    )
+    return tuple("" if rank in LACKING[group].split() else name for rank, name in zip(TWELVE, names))
+
+
 SMOOTHED = tuple(
     f"--config.loss.{key}"
     for key in (
@@ -122,6 +147,7 @@ WAYS = {
         head="HierarchicalSoftmax",
         settings=SMOOTHED,
     ),
+    "twelve ranks, of which branches lack some": Way(TWELVE, [ragged(i) for i in range(7)], 8, "Linear"),
     "one class": Way((), [("Only",)], each=40, settings=SMOOTHED),
     "one class without null": Way(("kind",), [("only",)], each=40, settings=NO_NULL + SMOOTHED + GRADNORM, null=False),
     "4,000 classes": Way(
@@ -357,6 +383,40 @@ def continued(place: Place, run: Path) -> None:
         jax.tree.map(np.testing.assert_array_equal, parameters(next_run), jax.tree.map(np.asarray, best.params))
 
 
+def in_every_format(place: Place, model: Model, pictures: Sequence[Path]) -> None:
+    """Files of every format say the same of every rank; those of boxes are read by Timelapse and MegaDetector."""
+    out, expected = place.root / "formats", model.predict(pictures)
+    out.mkdir()
+    bundle_, photos, ranks = place.root / "bundle", place.root / "photos", list(model.bundle.taxonomy.ranks.values())
+    tables = []
+    for name in ("answers.csv", "answers.parquet", "answers.jsonl"):
+        place.call(predict.main, bundle_, *pictures, "--out", out / name)
+        tables.append(out / name)
+    csv_, parquet = pl.read_csv(tables[0], infer_schema=False), pl.read_parquet(tables[1])
+    lines = [json.loads(line) for line in tables[2].read_text().splitlines()]
+    for row, said in enumerate(expected):
+        for rank, taxon in zip(ranks[::-1], said.path, strict=True):
+            name = taxon.name or "unknown"
+            (of_line,) = [one for one in lines[row]["path"] if one["rank"] == rank]
+            names = {csv_[f"{rank}_name"][row], parquet[f"{rank}_name"][row] or "unknown", of_line["name"] or "unknown"}
+            assert names == {name}
+            assert float(csv_[f"{rank}_probability"][row]) == pytest.approx(taxon.probability, abs=1e-3)
+    boxes = [
+        {"file": path.name, "detections": [{"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 1.0, 1.0]}]}
+        for path in pictures
+    ]
+    content = {"info": {"format_version": "1.4"}, "detection_categories": {"1": "animal"}, "images": boxes}
+    (photos / "boxes.json").write_text(json.dumps(content))
+    place.call(predict.main, bundle_, *pictures, "--boxes", photos / "boxes.json", "--out", photos / "answers.json")
+    written = json.loads((photos / "answers.json").read_text())
+    assert len(written["images"]) == len(pictures)
+    categories = written["classification_categories"]
+    for one, said in zip(written["images"], expected, strict=True):
+        (detection,) = one["detections"]
+        if said.answer is not None:
+            assert categories[detection["classifications"][0][0]] == said.answer.name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_the_whole_way(name, tmp_path, monkeypatch, capsys):
@@ -367,6 +427,8 @@ def test_the_whole_way(name, tmp_path, monkeypatch, capsys):
     run = trained(place)
     model, pictures = used(place, run)
     assert bool(model.bundle.taxonomy.first) == WAYS[name].null
+    if len(place.tasks) == len(TWELVE):
+        in_every_format(place, model, pictures)
     served(model, pictures)
     evaluated(place, run, model)
     exported(place, model, pictures)

@@ -194,7 +194,9 @@ class _Changing:
         for change in changes:
             tasks = self._tasks(change)
             lacking = change.kind == MERGE and change.to not in coming and not self._find(self.known, change.to, tasks)
-            if self.skip and lacking and self._find(self.known, change.taxon, tasks):  # what it is merged into is not here
+            if (
+                self.skip and lacking and self._find(self.known, change.taxon, tasks)
+            ):  # what it is merged into is not here
                 change = replace(change, kind=RENAME)
                 coming.add(change.to)
             if change.kind == NEW and len(tasks) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,12 @@ from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, fin
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.reading.box_cuts import from_training, of_facts
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.step import process
 
 Said = TypeVar("Said")
+log = logging.getLogger("linnaeus_jax")
 
 
 class Model:
@@ -256,7 +259,10 @@ def load(
     """
     if keep_freed_memory:
         process.keep_freed_memory(process.LARGEST_KEPT)
-    return Model(read_bundle_or_run(source, checkpoint, plugins), buckets, runtime)
+    bundle = read_bundle_or_run(source, checkpoint, plugins)
+    if remark := from_training(None, of_facts(bundle.facts), "give it what is in the boxes"):
+        log.warning("%s", remark)
+    return Model(bundle, buckets, runtime)
 
 
 def read_bundle_or_run(

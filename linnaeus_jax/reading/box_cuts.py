@@ -139,17 +139,23 @@ def differing(one: Cut, other: Cut) -> list[str]:
     return [f"{name} {a}, not {b}" for (name, a), b in pairs if a != b and name != "without"]
 
 
-def from_training(cut: Cut | None, stored: Cut | None) -> str:
+def of_facts(facts: Mapping[str, Any]) -> Cut | None:
+    """How boxes were cut for the training of a model, by the facts of its bundle; None: not, or not known."""
+    return Cut.from_json(facts["boxes"]) if "boxes" in facts else None
+
+
+def from_training(cut: Cut | None, stored: Cut | None, advice: str = "give --boxes") -> str:
     """What must be known where a model was trained on other boxes, or on boxes at all; "" for nothing.
 
     Args:
       cut: what is asked for; None: whole pictures.
       stored: of the training; None: it had whole pictures, or is of an earlier version.
+      advice: what to do about whole pictures.
     """
     if stored is None:
         return ""
     if cut is None:
-        return "the model was trained on boxes cut from pictures, and whole ones look different to it; give --boxes"
+        return f"the model was trained on boxes cut from pictures, and whole ones look different to it; {advice}"
     others = "; ".join(differing(cut, stored))
     return f"boxes are taken otherwise than for the training of the model: {others}" if others else ""
 

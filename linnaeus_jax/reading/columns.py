@@ -21,6 +21,8 @@ from linnaeus_jax.taxonomy.ranks import OWN_NAME, RANK_LEVELS, task_name
 EPITHET, GENERIC_NAME, TAXON_ID, COMMON_NAME = "_epithet", "_generic_name", "_taxon_id", "_common_name"
 PRESENCE, SPECIMEN, CATALOG, DATASET = "_presence", "_occurrence_id", "_catalog_number", "_dataset"
 MEDIA_TYPE, MEDIA_FORMAT, IDENTIFIER, CREATOR = "_type", "_format", "_identifier", "_creator"
+#: where a picture was taken, by name: kept as `place` where a split asks for it
+STATION = "_place"
 #: a label of no named rank, as tables for machine learning have them: the species where nothing better is there
 LABEL = "_label"
 #: name of a class folder, in the taxonomy beside class folders; elsewhere the folder of a picture, see `file_columns`
@@ -77,6 +79,11 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     SPECIMEN: ("occurrenceID",),
     CATALOG: ("catalogNumber",),
     DATASET: ("datasetID",),
+    STATION: (  # the widest first
+        "locationID",
+        *("site", "siteID", "site_name", "locationName", "station", "stationID", "station_name"),
+        *("deploymentID", "deployment", "camera", "cameraID", "camera_name", "camera_trap"),
+    ),
     FOLDER: (
         "relative_path rel_path",
         "folder folder_name directory image_dir_name class_folder dir dir_name folder_path directory_path",

@@ -143,7 +143,7 @@ class _Checklist:
             if not ids:
                 return
             rows = self._rows(pl.col("id").is_in(sorted(ids)))
-            self.by_id |= dict.fromkeys(ids, {}) | {row["id"]: row for row in rows}
+            self.by_id |= {key: {} for key in ids} | {row["id"]: row for row in rows}
             ids = {row.get(key, "") for row in rows for key in ("accepted_id", "parent_id")}
 
     def changes(self) -> tuple[list[Change], list[str]]:

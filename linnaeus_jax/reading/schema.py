@@ -68,6 +68,8 @@ WHERE_AND_WHEN: tuple[str, ...] = (
 RIGHTS: tuple[str, ...] = ("license", "rights_holder", "doi")
 TAXON_NOTES: tuple[str, ...] = ("status", "accepted_id", "accepted_name", "scientific_name", "taxon_rank")
 SPLIT, PLACE = "split", "place"
+#: of --split: by `place`; and by a column that becomes it
+FOLDER_PLACE, COLUMN = "folder:place", "column:"
 SUBSET = "subset_"
 #: every standard column but those of ranks and subsets
 FIXED_COLUMNS: tuple[str, ...] = (

@@ -31,7 +31,12 @@ from linnaeus_jax.building.steps.build import SUMMARY, build, build_shard, disca
 from linnaeus_jax.building.steps.corrections import BEFORE, LABELS, apply_corrections
 from linnaeus_jax.building.steps.finish import REJECTED, Finished, training_rows
 from linnaeus_jax.building.steps.machine import has_accelerator, has_weights, machine_speed
-from linnaeus_jax.building.steps.options import IMAGE_FORMS, SPLIT_SCHEMES, TEMPORAL_FORMS, BuildOptions
+from linnaeus_jax.building.steps.options import (
+    IMAGE_FORMS,
+    SPLIT_SCHEMES,
+    TEMPORAL_FORMS,
+    BuildOptions,
+)
 from linnaeus_jax.building.steps.picture_lists import with_lists
 from linnaeus_jax.building.steps.plan import NothingUsable, plan_build
 from linnaeus_jax.building.steps.starter_config import (
@@ -48,10 +53,12 @@ from linnaeus_jax.reading.box_cuts import Cut
 from linnaeus_jax.reading.boxes import read_boxes
 from linnaeus_jax.reading.columns import own_or_level, split_options
 from linnaeus_jax.reading.paths import Shard
-from linnaeus_jax.reading.schema import Progress, SourceRows
+from linnaeus_jax.reading.schema import COLUMN, FOLDER_PLACE, Progress, SourceRows
 from linnaeus_jax.reporting.logs import PlainConsole
 from linnaeus_jax.taxonomy.scientific_names import MODES
 
+#: sources of which a column may be the place of the split
+WITH_COLUMNS = ("--table", "--dwca")
 #: sources whose help an option names, where no more have it
 FEW = 2
 
@@ -138,7 +145,11 @@ def argument_parser() -> argparse.ArgumentParser:
 
     split = parser.add_argument_group("split")
     split.add_argument(
-        "--split", choices=SPLIT_SCHEMES, help="default: that of the source if it has one, else stratified"
+        "--split",
+        type=split_scheme,
+        metavar="SCHEME",
+        help=f"{', '.join(SPLIT_SCHEMES)}, or {COLUMN}NAME, whole places by a column of a table (default: that of the "
+        "source if it has one, else stratified)",
     )
     split.add_argument("--val", type=float, default=0.1, help="share of the rows for validation (0.1)")
     split.add_argument("--test", type=float, default=0.0, help="share of the rows for a test (0)")
@@ -183,6 +194,13 @@ def levels(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def split_scheme(text: str) -> str:
+    """One of `SPLIT_SCHEMES`, or "column:station"."""
+    if text in SPLIT_SCHEMES or (text.startswith(COLUMN) and text != COLUMN):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r}: choose one of {', '.join(SPLIT_SCHEMES)}, or {COLUMN}NAME")
+
+
 def scales(text: str) -> tuple[float, ...]:
     """ "100,1000" -> (100.0, 1000.0)."""
     return tuple(float(part) for part in text.split(",") if part)
@@ -204,6 +222,13 @@ def read_source(args: argparse.Namespace, progress: Progress) -> SourceRows:
     """
     kinds = sources().values()
     kind = next(kind for kind in kinds if kind.option.given(args))
+    if args.split and args.split.startswith(COLUMN):
+        if kind.option.flag not in WITH_COLUMNS:
+            raise UserError(
+                f"--split {args.split}: {kind.option.flag} has no columns of its own; folders are places with "
+                f"--folder-ranks place,species --split {FOLDER_PLACE}"
+            )
+        args.map, args.split = [*args.map, f"place={args.split.removeprefix(COLUMN)}"], FOLDER_PLACE
     idle = {option for other in kinds for option in other.options} - set(kind.options)
     if wrong := sorted(option.flag for option in idle if option.given(args)):
         raise UserError(f"{', '.join(wrong)}: not for {kind.option.flag}; see --help")

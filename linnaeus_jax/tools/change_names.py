@@ -79,6 +79,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _labels(changes: Path, labels: Path, out: Path, change: Applied) -> list[str]:
     """Writes a labels file; returns what is said of it."""
+    from linnaeus_jax.building.scan.label_file import LabelFile
     from linnaeus_jax.building.steps.corrections import BEFORE, LABELS
     from linnaeus_jax.building.steps.renamed_labels import UNDECIDED, renamed_labels
     from linnaeus_jax.files import sha256_of
@@ -88,7 +89,9 @@ def _labels(changes: Path, labels: Path, out: Path, change: Applied) -> list[str
     if out.exists() and not in_place:
         raise UserError(f"{out} exists; give a new folder, or that of {labels} itself, which keeps its first labels")
     applied: dict[str, object] = {"file": changes.name, "sha256": sha256_of(changes)} if changes.is_file() else {}
-    changed, rows, undecided = renamed_labels(labels, labels if in_place else out, change, applied)
+    with LabelFile(labels) as file:
+        tasks = file.tasks
+    changed, rows, undecided = renamed_labels(labels, tasks, labels if in_place else out, change, applied)
     said = [f"{out}: {_counted(changed)}; {rows:,} rows have other taxa" + f"; as it was: {BEFORE}" * in_place]
     if undecided:
         said.append(f"{undecided:,} pictures of taxa that are split are listed in {out.parent / UNDECIDED}")

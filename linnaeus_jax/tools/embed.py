@@ -112,11 +112,13 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.step.process import set_up_inference
 
     set_up_inference()
+    from linnaeus_jax.data.labels_file import box_settings
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_files import check_format
     from linnaeus_jax.inference.files.unfinished import finished, remove
     from linnaeus_jax.inference.files.vector_files import FORMATS
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
+    from linnaeus_jax.reading.box_cuts import Cut, from_training, of_facts
 
     check_format(args.out, FORMATS, "vectors")
     predict.check_source(args, {"--out": args.out})
@@ -135,6 +137,10 @@ def main(argv: Sequence[str]) -> int:
     if not jobs:
         predict.say(f"part {args.shard} has no pictures")
         return 0
+    cut = labels and box_settings(str(labels))
+    advice = "give pictures cut out" if labels is None else "build the data set with --boxes"
+    if remark := from_training(Cut.from_json(cut) if cut else None, of_facts(bundle.facts), advice):
+        predict.say(remark)
     model = Model(bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),))
     about = made_with(args, model, jobs, labels)
     if args.force:

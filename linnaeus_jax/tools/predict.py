@@ -196,12 +196,12 @@ def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tup
     """
     from linnaeus_jax.inference.files.boxed import boxed
     from linnaeus_jax.inference.files.megadetector import BoxSource, check_relative
-    from linnaeus_jax.reading.box_cuts import Cut, from_training
+    from linnaeus_jax.reading.box_cuts import from_training, of_facts
     from linnaeus_jax.reading.boxes import read_boxes
     from linnaeus_jax.reading.columns import split_options
 
     as_json = is_json(args.out)
-    stored = Cut.from_json(bundle.facts["boxes"]) if "boxes" in bundle.facts else None
+    stored = of_facts(bundle.facts)
     cut = tools.cut_of(args, stored, "skip" if as_json else "whole")
     if remark := from_training(None if args.boxes is None else cut, stored):
         say(remark)

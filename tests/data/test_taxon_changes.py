@@ -25,9 +25,11 @@ def names(found, task: str = "taxa_L10") -> list[str]:
 
 def test_names_alone_change_and_ids_of_people_stay():
     found = change(("rename", "parus MAJOR", "", "Parus cinereus"), ("rename", "21", "genus", "Cyanistes"))
-    assert found.same_classes and found.done == {"rename": 2}
+    assert found.same_classes
+    assert found.done == {"rename": 2}
     assert names(found) == ["", "Parus cinereus", "Parus minor", "Passer domesticus", "Incertae sedis"]
-    assert found.names.classes["taxa_L20"].tolist() == [0, 21, 22] and names(found, "taxa_L20")[1] == "Cyanistes"
+    assert found.names.classes["taxa_L20"].tolist() == [0, 21, 22]
+    assert names(found, "taxa_L20")[1] == "Cyanistes"
 
 
 def test_an_id_made_of_a_name_follows_the_name():
@@ -52,7 +54,8 @@ def test_merged_moved_and_new_taxa():
     }
     assert found.tree.parent["taxa_L10"].tolist() == [-1, 1, 3, -1]
     assert found.tree.parent["taxa_L20"].tolist() == [-1, 1, 1, 1]
-    assert not found.same_classes and not found.notes
+    assert not found.same_classes
+    assert not found.notes
 
 
 def test_rows_change_only_where_the_list_says_so():

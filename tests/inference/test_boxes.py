@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import polars as pl
 import pytest
@@ -16,10 +17,17 @@ from PIL import Image
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import predicting
 from linnaeus_jax.inference.model import load
+from linnaeus_jax.inference.quality.evaluating import read_labelled
 from linnaeus_jax.reading.box_cuts import Cut
+from linnaeus_jax.tools import embed
 from tests.inference.test_predict_tool import read, run
 
 PLACE = (0.2, 0.1, 0.4, 0.5)
+
+
+def embedded(argv: list[str], capsys) -> str:
+    assert embed.main(argv) == 0
+    return capsys.readouterr().out
 
 
 def detection(*place: float, conf: float = 0.9, category: str = "1") -> dict[str, Any]:
@@ -155,12 +163,20 @@ def test_boxes_that_cannot_be_used_are_one_line(shared, trained, capsys):
         assert not Path("p.csv").exists()
 
 
-def test_a_model_that_was_trained_on_boxes_takes_them_so(shared, trained, bundle, capsys):
+def test_a_model_that_was_trained_on_boxes_takes_them_so(shared, trained, bundle, capsys, caplog):
     stored = Cut(margin=0.3, confidence=0.4, square=True, categories=("animal",), without="skip")
     write_bundle(dataclasses.replace(bundle, facts={**bundle.facts, "boxes": stored.to_json()}), shared / "cut")
     write(entry(0, detection(), detection(conf=0.3)), entry(1, detection(category="2")))
     remark = "the model was trained on boxes cut from pictures, and whole ones look different to it; give --boxes"
     assert remark in run(capsys, "cut", "photos").out
+    shown = remark.replace("give --boxes", "give pictures cut out")
+    assert shown in embedded(["cut", "photos", "--out", "v.npz"], capsys)
+    assert shown not in embedded([trained, "photos", "--out", "w.npz"], capsys)
+    with h5py.File("labels.h5", "w") as file:
+        file["img_identifiers"], file["taxa_L10"] = ["0.png"], np.array([11], np.uint32)
+    (note,) = [each for each in read_labelled(load("cut").bundle, Path("labels.h5")).notes if "boxes" in each]
+    assert note == remark.replace("give --boxes", "build the data set with --boxes")
+    assert remark.replace("give --boxes", "give it what is in the boxes") in caplog.text
     same = run(capsys, "cut", "photos", "--boxes", "b.json", "--out", "a.csv")
     assert "1 boxes of 1 pictures; 8 pictures without a box are answered whole" in same.out
     assert "otherwise" not in same.out

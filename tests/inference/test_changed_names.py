@@ -1,4 +1,4 @@
-"""Answers of a model of which taxa were merged, moved and renamed after the training, against sums over the old ones."""
+"""Answers of a model of which taxa were merged, moved and renamed later, against sums over the old ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from linnaeus_jax.inference.files.exporting import answer_settings
 from linnaeus_jax.tools import change_names
 from tests.inference.conftest import small_bundle
 from tests.inference.trees import Case, cases
-
 
 one_bundle = functools.cache(small_bundle)  # no fixture, which hypothesis would print whole
 
@@ -140,7 +139,8 @@ def test_a_changed_bundle_is_read_back_and_changed_again(bundle, logits, tmp_pat
 def test_a_renamed_bundle_answers_bit_for_bit_as_before(bundle, logits, tmp_path):
     new = renamed(bundle, ("rename", "Parus major", "", "Parus cinereus"))
     write_bundle(new, tmp_path / "b")
-    assert read_json(tmp_path / "b" / "bundle.json")["format_version"] == 1 and not (tmp_path / "b" / CHANGED).exists()
+    assert read_json(tmp_path / "b" / "bundle.json")["format_version"] == 1
+    assert not (tmp_path / "b" / CHANGED).exists()
     one, other = (Answers(each.taxonomy, each.calibration) for each in (bundle, read_bundle(tmp_path / "b")))
     (a, p), (b, q) = (each.probabilities(logits, each.options()) for each in (one, other))
     np.testing.assert_array_equal(a, b)
@@ -173,7 +173,8 @@ def test_the_program_changes_a_bundle(trained, tmp_path, capsys):
     out = tmp_path / "new"
     assert change_names.main([str(changes), trained, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert f"{out}: 1 merged, 1 split" in said and "species Passer domesticus [13]: Passer a | Passer b" in said
+    assert f"{out}: 1 merged, 1 split" in said
+    assert "species Passer domesticus [13]: Passer a | Passer b" in said
     assert "thresholds for a coverage are left out" in said
     assert json.loads((out / "bundle.json").read_text())["facts"]["names"] == "changes.csv"
     assert "changed after the training, by changes.csv" in (out / "README.md").read_text()

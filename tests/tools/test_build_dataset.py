@@ -320,6 +320,38 @@ def station_photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
+def test_a_column_of_stations_is_named_as_a_place_for_the_split(tmp_path, capsys):
+    write_pictures(tmp_path / "photos", 24)
+    names = sorted(path.name for path in (tmp_path / "photos").iterdir())
+    lines = [f"{name},{('Parus major', 'Pica pica')[i % 2]},{'ABC'[i // 8]},x{i % 6}" for i, name in enumerate(names)]
+    table = tmp_path / "records.csv"
+    table.write_text("\n".join(["picture,species,Station ID,spot", *lines]))
+    common = ("--table", table, "--pictures", tmp_path / "photos", "--size", 16, "--val", 0.3)
+    said = "; --split column:Station ID keeps those of one place on one side"
+    assert build(*common, "--out", tmp_path / "out") == 0
+    assert f"each of 3 places (column Station ID) may fall to both sides of the split{said}" in warned(tmp_path / "out")
+    assert build(*common, "--out", tmp_path / "out", "--split", "random", "--force") == 0
+    assert said not in warned(tmp_path / "out")
+    for split, places in (("column:Station ID", 3), ("folder:place", 3), ("column:spot", 6)):
+        assert build(*common, "--out", tmp_path / "out", "--split", split, "--force") == 0
+        with h5py.File(tmp_path / "out" / "labels.h5") as labels:
+            sides = set(zip(labels["place"].asstr()[:], labels["split"][:].tolist(), strict=True))
+        assert len(sides) == places
+        assert {side for _, side in sides} == {0, 1}
+    build(*common, "--out", tmp_path / "out", "--ranks", "species,spot", "--rank-map", "spot=Station ID", "--force")
+    assert "taxa of species lie in several of spot, and these in several of species" in warned(tmp_path / "out")
+    assert "give --split column:Station ID, which keeps" in warned(tmp_path / "out")
+    capsys.readouterr()
+    assert build(*common, "--out", tmp_path / "no", "--split", "column:where") == 2
+    assert "has no column 'where'" in capsys.readouterr().err
+    assert build("--folders", tmp_path / "photos", "--out", tmp_path / "no", "--split", "column:where") == 2
+    assert "--folders has no columns of its own; folders are places with --folder-ranks" in capsys.readouterr().err
+
+
+def warned(out: Path) -> str:
+    return "\n".join(json.loads((out / "build.json").read_text())["warnings"])
+
+
 def test_folders_that_do_not_nest_are_offered_as_places(station_photos, tmp_path, capsys):
     common = ("--folders", station_photos, "--size", 16, "--val", 0.3)
     assert build(*common, "--out", tmp_path / "out") == 2

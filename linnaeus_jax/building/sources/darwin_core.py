@@ -79,6 +79,7 @@ def read(
             notes += about_media
         doi = asked.doi or _find_doi(opened, metadata)
     mode = "scientific" if asked.names == "auto" else asked.names  # what the terms of Darwin Core are for
+    occurrences, places = records.with_places(occurrences, links, asked.split)
     occurrences, levels, more = identify(occurrences, links, core.names[0], mode)
     occurrences = records.standard_splits(_without_repeats(occurrences))
     if doi:
@@ -94,7 +95,7 @@ def read(
         warnings += listing.warnings()
     members = (*core.names, *(media.names if media else ()))
     files = (archive,) if archive.is_file() else tuple(archive / name for name in members)
-    said = (*warnings, *notes, *more, *records.lost_pictures(frame, root))
+    said = (*warnings, *notes, *more, *places, *records.lost_pictures(frame, root))
     return SourceRows(frame, root, levels, files, records.links_of(frame, links), said)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
+from linnaeus_jax.building.sources.split_folders import several_parents
 from linnaeus_jax.reading import columns, schema
 from linnaeus_jax.reading.columns import Links
 from linnaeus_jax.reading.text import printable
@@ -58,12 +60,57 @@ def links_of(frame: pl.DataFrame, links: Links) -> dict[str, str]:
         if rank and rank[0] == columns.EITHER:
             for part in ("id", "name"):
                 found.setdefault(schema.label_column(part, rank[1]), name)
+    if columns.STATION in found:
+        found.setdefault(schema.PLACE, found[columns.STATION])
     species = {part: schema.label_column(part, "L10") for part in schema.LABEL_PARTS}
     made = [(columns.EPITHET, "name"), ("scientific_name", "name"), (columns.LABEL, "name")]
     for standard, part in (*made, (columns.TAXON_ID, "id"), (columns.COMMON_NAME, "common")):
         if standard in found:
             found.setdefault(species[part], found[standard])
     return {name: found[name].rpartition("/")[2] for name in frame.columns if name in found}
+
+
+def with_places(frame: pl.DataFrame, links: Links, split: str | None) -> tuple[pl.DataFrame, list[str]]:
+    """The column of stations as `place` where the split is by it; a sentence where it could be, and no split is asked
+    for."""
+    if columns.STATION not in frame.columns:
+        return frame, []
+    if split == schema.FOLDER_PLACE:
+        return frame.rename({columns.STATION: schema.PLACE}), []
+    places, name = frame[columns.STATION].drop_nulls(), links.names[columns.STATION]
+    is_rank = any(other != columns.STATION and each == name for other, each in links.names.items())
+    if split is not None or is_rank or places.n_unique() < 2 or 2 * places.n_unique() > places.len():
+        return frame, []
+    return frame, [
+        f"pictures of each of {places.n_unique():,} places (column {printable(name)}) may fall to both sides of the "
+        f"split; --split {schema.COLUMN}{printable(name)} keeps those of one place on one side"
+    ]
+
+
+def crossing_ranks(frame: pl.DataFrame, levels: Sequence[str], links: Links) -> list[str]:
+    """A sentence for a rank with a name of its own that does not nest with another, as stations do not."""
+    called = [schema.label_column("name", level) for level in levels]
+    known = [(level, name) for level, name in zip(levels, called) if name in frame.columns]
+    rows = frame.select(pl.col(name).cast(pl.String).fill_null("") for _, name in known).unique().rows()
+    stations = {columns.plain(name) for name in " ".join(columns.USUAL_NAMES[columns.STATION]).split()}
+    own = [place for place, (level, _) in enumerate(known) if columns.is_own(level)]
+    for place in sorted(own, key=lambda at: columns.plain(columns.rank_name(known[at][0])) not in stations):
+        for other, (level, _) in enumerate(known):
+            both = (several_parents(rows, *pair) for pair in ((place, other), (other, place)))
+            if place != other and all(both):
+                rank, each = columns.rank_name(known[place][0]), columns.rank_name(level)
+                column = next((links.names[name] for name in _columns_of(known[place][0]) if name in links.names), rank)
+                return [
+                    f"taxa of {each} lie in several of {rank}, and these in several of {each}, as no ranks of a "
+                    f"taxonomy do. If {rank} is a place, leave it out of the ranks and give --split {schema.COLUMN}"
+                    f"{printable(column)}, which keeps the pictures of a place on one side of the split; as ranks, "
+                    "rows that contradict the others are rejected"
+                ]
+    return []
+
+
+def _columns_of(level: str) -> list[str]:
+    return [schema.label_column(part, level) for part in (*schema.LABEL_PARTS, columns.EITHER)]
 
 
 def lost_pictures(frame: pl.DataFrame, root: Path) -> list[str]:

@@ -62,6 +62,7 @@ class Common:
       rank_map: rank -> "NAME_COLUMN[:ID_COLUMN]".
       names: whether names are scientific, one of `scientific_names.MODES`.
       doi: of the download, for rows without their own.
+      split: that is asked for; see `records.with_places`.
       follow_links: whether links may lead out of the picture folder.
       leave_out: folders to leave out of the picture folder.
       progress: (what, done, total).
@@ -72,6 +73,7 @@ class Common:
     rank_map: Mapping[str, str] | None = None
     names: str = "auto"
     doi: str | None = None
+    split: str | None = None
     follow_links: bool = False
     leave_out: Sequence[Path] = ()
     progress: Progress | None = None
@@ -129,7 +131,13 @@ class Request:
     def common(self) -> dict[str, Any]:
         """The fields of `Common` that options of all sources give."""
         args = self.args
-        given = {"names": args.names, "follow_links": args.follow_links, "doi": args.doi, "leave_out": [args.out]}
+        given = {
+            "names": args.names,
+            "follow_links": args.follow_links,
+            "doi": args.doi,
+            "split": args.split,
+            "leave_out": [args.out],
+        }
         return given | {"progress": self.progress}
 
 

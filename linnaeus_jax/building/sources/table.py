@@ -68,7 +68,9 @@ def read(
         listing = asked.listing(root)
     if has_folders(frame):
         frame, links = _with_folders(frame, links, listing)
+    frame, places = records.with_places(frame, links, asked.split)
     frame, levels, notes = identify(frame, links, table.name, asked.names)
+    notes += [*places, *records.crossing_ranks(frame, levels, links)]
     frame = records.standard_splits(frame)
     if schema.PICTURE in frame.columns:
         named, mapped = relative_to(frame[schema.PICTURE], root)

@@ -11,11 +11,10 @@ from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.data.metadata import BROADRANGE_2
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.reading.box_cuts import Cut
-from linnaeus_jax.reading.schema import PLACE
+from linnaeus_jax.reading.schema import FOLDER_PLACE, PLACE
 
 IMAGE_FORMS = ("raw", "jpeg", "original", "folder")
 TEMPORAL_FORMS = ("month", "month-hour", "day", "day-hour")
-FOLDER_PLACE = "folder:place"
 SPLIT_SCHEMES = ("stratified", "random", "observer", "place", FOLDER_PLACE, "date", "given", "none")
 #: scheme -> columns of the source without which it would divide nothing
 SPLIT_NEEDS = {

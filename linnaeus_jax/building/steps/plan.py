@@ -179,7 +179,11 @@ def plan_build(
     """
     needed = SPLIT_NEEDS.get(options.split, ())
     if needed and not set(needed) & set(source.frame.columns):
-        how = "name a folder with --folder-ranks place,species" if options.split == FOLDER_PLACE else "choose another"
+        how = (
+            "name a folder with --folder-ranks place,species, or a column with --split column:NAME"
+            if options.split == FOLDER_PLACE
+            else "choose another"
+        )
         raise UserError(f"--split {options.split}: the source has no {' or '.join(needed)} to divide by; {how}")
     levels = chosen_levels(source.levels, options.ranks, source.named)
     if source.links.get("elevation") == "raw_elevation":  # of a labels file, where 0 stands for unknown

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from linnaeus_jax.building.scan.label_file import LabelFile
 from linnaeus_jax.building.steps.corrections import ID, LABELS, read_taxa, write_taxa
 from linnaeus_jax.data.taxon_changes import ChangedTaxa
 from linnaeus_jax.data.taxon_names import TaxonNames
@@ -23,7 +22,11 @@ _CONFIG, _IMAGES = "config.py", 'str(HERE / "images.h5")'
 
 
 def renamed_labels(
-    labels: Path, out: Path, change: Callable[[TaxonomyTree, TaxonNames], ChangedTaxa], applied: dict[str, object]
+    labels: Path,
+    tasks: tuple[str, ...],
+    out: Path,
+    change: Callable[[TaxonomyTree, TaxonNames], ChangedTaxa],
+    applied: dict[str, object],
 ) -> tuple[ChangedTaxa, int, int]:
     """Writes the labels file with the taxa as they are now; the rows stay as they are.
 
@@ -31,14 +34,13 @@ def renamed_labels(
     with the pictures where they are. `UNDECIDED` beside `out` lists the pictures of taxa that are split.
 
     Args:
+      tasks: its label columns, finest rank first.
       change: of the taxa of the file; see `change_taxa`.
       applied: what the file says of the list.
 
     Returns:
       What changed, how many rows have other taxa, and how many pictures are undecided.
     """
-    with LabelFile(labels) as file:
-        tasks = file.tasks
     table, names, tree, before = read_taxa(labels, tasks)
     changed = change(tree, names)
     taxon = changed.rows(table.label)

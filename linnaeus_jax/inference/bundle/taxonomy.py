@@ -16,7 +16,6 @@ from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import json_text
-from linnaeus_jax.mistakes import whole
 from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.taxonomy.tree import MOST_RANKS, TaxonomyTree, parents_of
@@ -232,7 +231,9 @@ def changed_of(heads: Taxonomy, path: Path) -> Taxonomy:
     said = read_json(path)
     try:
         now = taxonomy_of(said["tree"], said["classes"])
-        class_of = {task: np.array(list(map(whole, said["class_of"][task])), np.int64) for task in heads.tasks}
+        if not all(isinstance(at, int) for task in heads.tasks for at in said["class_of"][task]):
+            raise TypeError("class_of holds what is no integer")
+        class_of = {task: np.array(said["class_of"][task], np.int64) for task in heads.tasks}
         if now.tasks != heads.tasks or now.first != heads.first or now.tree.null_below != heads.tree.null_below:
             raise ValueError("its ranks, or null, are not those of the heads")
         for task, each in class_of.items():

@@ -139,8 +139,8 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
     sections = [_head(bundle), _use(bundle), _about(bundle, measured)]
     if measured is None and "names" in bundle.facts:
         sections.append(
-            "## How good it is\n\nNames have changed since this model was measured; what was measured stands in the card "
-            "of the bundle before. What was merged has the sum of the probabilities."
+            "## How good it is\n\nNames have changed since this model was measured: what was measured stands in the "
+            "card of the bundle before. What was merged has the sum of the probabilities."
         )
     elif measured is None:
         sections.append(

@@ -17,7 +17,7 @@ from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_sources import other_resizing
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
-from linnaeus_jax.data.labels_file import IDENTIFIERS, column_names, open_labels, text_dataset
+from linnaeus_jax.data.labels_file import IDENTIFIERS, box_settings, column_names, open_labels, text_dataset
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.inference.bundle.bundle import Bundle
@@ -28,6 +28,7 @@ from linnaeus_jax.inference.quality.calibration import judge
 from linnaeus_jax.inference.quality.measured_sets import MeasuredSets
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.metrics.judged import Judged, joined
+from linnaeus_jax.reading.box_cuts import Cut, from_training, of_facts
 from linnaeus_jax.reading.labelled_pictures import open_pictures, stored_picture
 from linnaeus_jax.reading.metadata import Component, Encoded
 from linnaeus_jax.reporting.mistakes import thumbnail
@@ -148,6 +149,10 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
     names = read_taxon_names([str(labels)], classes)
     if (label < 0).all():
         notes.insert(0, _nothing_known(bundle, names, tasks, labels, len(rows)))
+    cut = box_settings(str(labels))
+    advice = "build the data set with --boxes"
+    if remark := from_training(Cut.from_json(cut) if cut else None, of_facts(bundle.facts), advice):
+        notes.append(remark)
     meta, valid = _metadata(bundle, table, rows)
     return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split)
 
