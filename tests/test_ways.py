@@ -1,5 +1,6 @@
 """The whole way by the programs that people type: pictures, data set, run, resume, report, bundle, answers, server,
-evaluation, export, the next run; for data with one rank, two, seven, twelve, leaves at several ranks, one class and 4,000.
+evaluation, export, the next run; for data with one rank, two, seven, twelve, leaves at several ranks, one class and
+4,000.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import (
     build_dataset,
     bundle,
+    change_names,
     describe_dataset,
     evaluate,
     export,
@@ -417,6 +419,22 @@ def in_every_format(place: Place, model: Model, pictures: Sequence[Path]) -> Non
             assert categories[detection["classifications"][0][0]] == said.answer.name
 
 
+def with_names_of_today(place: Place, run: Path, model: Model, pictures: Sequence[Path]) -> None:
+    """Two genera of a run become one in a bundle of it, with the sum of their probabilities."""
+    genus, both = TWELVE.index("genus"), ("Genusg", "Genusf")
+    changes = place.root / "changes.csv"
+    changes.write_text(f"change,taxon,rank,to\nmerge,{both[0]},genus,{both[1]}\nrename,GENUSc minor,,Pica pica\n")
+    assert "1 renamed, 1 merged" in place.call(change_names.main, changes, run, "--out", place.root / "today")
+    now = load(place.root / "today")
+    for said, before in zip(*(each.predict(pictures, top_k=99) for each in (now, model)), strict=True):
+        p, old = ({taxon.name: taxon.probability for taxon in one.top[TWELVE[genus]]} for one in (said, before))
+        assert p[both[1]] == pytest.approx(old[both[0]] + old[both[1]], abs=1e-6)
+        assert both[0] not in p
+        species = {taxon.name for taxon in said.top["species"]}
+        assert "Pica pica" in species
+        assert "Genusc minor" not in species
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_the_whole_way(name, tmp_path, monkeypatch, capsys):
@@ -429,6 +447,7 @@ def test_the_whole_way(name, tmp_path, monkeypatch, capsys):
     assert bool(model.bundle.taxonomy.first) == WAYS[name].null
     if len(place.tasks) == len(TWELVE):
         in_every_format(place, model, pictures)
+        with_names_of_today(place, run, model, pictures)
     served(model, pictures)
     evaluated(place, run, model)
     exported(place, model, pictures)
