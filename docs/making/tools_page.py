@@ -22,6 +22,7 @@ PAGES = {
     "build_dataset": "your_data.md",
     "bundle": "using_a_model.md",
     "check": "performance.md",
+    "change_names": "changing_names.md",
     "demo_baselines": "metadata.md",
     "describe_dataset": "your_data.md",
     "embed": "ask_the_model.md",

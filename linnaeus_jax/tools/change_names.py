@@ -1,8 +1,8 @@
 """Renames, merges, moves and splits taxa by a list, without pictures, in a data set or a bundle.
 
-    python -m linnaeus_jax.tools.change_names changes.csv data/mine --out data/mine_2026
-    python -m linnaeus_jax.tools.change_names changes.csv bundle --out bundle_2026
-    python -m linnaeus_jax.tools.change_names NameUsage.tsv runs/mine --out bundle_2026
+    linnaeus change-names changes.csv data/mine --out data/mine_2026
+    linnaeus change-names changes.csv bundle --out bundle_2026
+    linnaeus change-names NameUsage.tsv runs/mine --out bundle_2026
 
 The list has columns change (rename, merge, move, split or new), taxon, and, as the change needs them, rank, to, parent
 and id. Or it is a checklist of Catalogue of Life (ColDP) or GBIF (Darwin Core, a species list, a name match), or a
