@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.taxon_names import TaxonNames, describe_taxon, id_of_name
+from linnaeus_jax.data.taxon_names import TaxonNames, id_of_name
 from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
@@ -24,8 +24,6 @@ RENAME, MERGE, MOVE, SPLIT, NEW = KINDS = ("rename", "merge", "move", "split", "
 #: of errors in a message
 _SHOWN = 50
 _ID_AT_END = re.compile(r"(?:.*\[)?(\d+)\]?")
-#: rank and place of a class
-_Class = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def change_taxa(
       UserError: what is wrong, one line for each change that cannot be made; none is made then.
     """
     work = _Changing(tree, names, skip_unknown)
-    work.read(changes)
+    work.name(changes)
     work.relate(split_to_parent)
     if work.errors:
         more = [f"and {len(work.errors) - _SHOWN} more"] * (len(work.errors) > _SHOWN)
@@ -120,219 +118,200 @@ def change_taxa(
     return work.result()
 
 
+@dataclass(eq=False)
+class _Taxon:
+    """A class while a list changes it: `at` is its place before, -1 of a new one; `into` what it is merged into."""
+
+    task: str
+    at: int
+    taxon_id: int
+    name: str
+    common: str = ""
+    parent: _Taxon | None = None
+    into: _Taxon | None = None
+    lost: bool = False
+    change: Change | None = None
+
+    @property
+    def now(self) -> _Taxon:
+        return self.into or self
+
+    @property
+    def renamed(self) -> bool:
+        return self.change is not None and self.change.kind in (RENAME, NEW)
+
+
 class _Changing:
-    """A tree of which the ranks are lists."""
+    """A tree of which the classes are objects."""
 
     def __init__(self, tree: TaxonomyTree, names: TaxonNames, skip_unknown: bool) -> None:
-        self.tree, self.tasks, self.first, self.skip = tree, tree.task_keys, int(tree.null_possible), skip_unknown
-        self.ids = {task: names.classes[task].tolist() for task in self.tasks}
-        self.was = {task: list(map(str, names.name[task].tolist())) for task in self.tasks}
-        self.name = {task: list(each) for task, each in self.was.items()}
-        self.common = {task: list(map(str, names.common_name[task].tolist())) for task in self.tasks}
-        self.parent = {task: tree.parent[task].tolist() for task in self.tasks}
-        self.changed: dict[_Class, Change] = {}
-        self.born: dict[_Class, Change] = {}
-        self.merged: dict[_Class, int] = {}
-        self.lost: set[_Class] = set()
-        self.split: list[tuple[str, int, str]] = []
+        self.tree, self.tasks, self.skip = tree, tree.task_keys, skip_unknown
+        self.taxa: dict[str, list[_Taxon]] = {}
+        for task in self.tasks:
+            columns = (each[task].tolist() for each in (names.classes, names.name, names.common_name))
+            self.taxa[task] = [_Taxon(task, at, *row) for at, row in enumerate(zip(*columns, strict=True))]
+        for task, above in pairwise(self.tasks):
+            for taxon, parent in zip(self.taxa[task], tree.parent[task].tolist(), strict=True):
+                taxon.parent = self.taxa[above][parent] if parent >= 0 else None
         self.errors: list[str] = []
         self.unknown: list[str] = []
-        self.known = self._lookup(self.was)
+        self.strays: list[str] = []
+        self.known = self._by_text()
 
-    def _lookup(self, names: Mapping[str, Sequence[str]]) -> dict[str, list[_Class]]:
-        found: dict[str, list[_Class]] = {}
+    def _by_text(self) -> dict[str, list[_Taxon]]:
+        found: dict[str, list[_Taxon]] = {}
         for task in self.tasks:
-            for index in range(self.first, len(self.ids[task])):
-                name = names[task][index] if index < len(names[task]) else ""
-                for text in {name, name.casefold(), f"[{self.ids[task][index]}]"} - {""}:
-                    found.setdefault(text, []).append((task, index))
+            for taxon in self.taxa[task][int(self.tree.null_possible) :]:
+                for text in {taxon.name, taxon.name.casefold(), f"[{taxon.taxon_id}]"} - {""}:
+                    found.setdefault(text, []).append(taxon)
         return found
 
-    def _find(self, known: Mapping[str, list[_Class]], text: str, tasks: Iterable[str]) -> list[_Class]:
-        number, tasks = _ID_AT_END.fullmatch(text), set(tasks)
+    def _find(self, known: Mapping[str, list[_Taxon]], text: str, tasks: Sequence[str]) -> list[_Taxon]:
+        number = _ID_AT_END.fullmatch(text)
         for key in (text, text.casefold(), f"[{number[1]}]" if number else ""):
-            if found := [each for each in known.get(key, ()) if each[0] in tasks]:
+            if found := [taxon for taxon in known.get(key, ()) if taxon.task in tasks]:
                 return found
         return []
 
-    def _one(self, known: Mapping[str, list[_Class]], text: str, tasks: Sequence[str], change: Change) -> _Class | None:
+    def _one(self, known: Mapping[str, list[_Taxon]], text: str, tasks: Sequence[str], change: Change) -> _Taxon | None:
         """The class that a text names at some ranks; None and an error where that is not one."""
         found = self._find(known, text, tasks)
         if len(found) == 1:
             return found[0]
         if found:
-            said = ", ".join(f"{task_name(task)} [{self.ids[task][at]}]" for task, at in found)
+            said = ", ".join(f"{task_name(taxon.task)} [{taxon.taxon_id}]" for taxon in found)
             self._wrong(change, f"{text!r} is several taxa, {said}: give its rank, or its id as it stands here")
         elif self.skip and known is self.known:
             self.unknown.append(text)
+        elif other := self._find(known, text, self.tasks):
+            where = f"of rank {task_name(tasks[0])} here; it is one of rank {task_name(other[0].task)}"
+            self._wrong(change, f"{text!r} is no taxon {where}")
         else:
-            every = {self.name[task][at] for each in known.values() for task, at in each if task in tasks}
-            near = difflib.get_close_matches(text, sorted(every), 1)
-            where = f" of rank {task_name(tasks[0])}" if len(tasks) == 1 else ""
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            if other := self._find(known, text, self.tasks):
-                hint = f"; it is one of rank {task_name(other[0][0])}"
-            self._wrong(change, f"{text!r} is no taxon{where} here{hint}")
+            near = difflib.get_close_matches(text, sorted({t.name for task in tasks for t in self.taxa[task]}), 1)
+            where = f" of rank {task_name(tasks[0])}" * (len(tasks) == 1)
+            self._wrong(change, f"{text!r} is no taxon{where} here" + "".join(f"; did you mean {n!r}?" for n in near))
         return None
 
     def _wrong(self, change: Change, text: str) -> None:
         self.errors.append(f"{change.where}: {text}")
 
-    def _tasks(self, change: Change) -> tuple[str, ...]:
-        if not change.rank:
-            return self.tasks
-        found = tuple(task for task in self.tasks if change.rank.casefold() in (task.casefold(), task_name(task)))
-        if not found:
-            self._wrong(change, f"there is no rank {change.rank!r}; there are {', '.join(map(task_name, self.tasks))}")
-        return found
-
-    def read(self, changes: Sequence[Change]) -> None:
+    def name(self, changes: Sequence[Change]) -> None:
         """Finds what each line changes, and names it."""
-        coming = {change.to for change in changes if change.kind == RENAME} | {
-            change.taxon for change in changes if change.kind == NEW
-        }
+        coming = {{RENAME: each.to, NEW: each.taxon}.get(each.kind, "") for each in changes}
         for change in changes:
-            tasks = self._tasks(change)
+            tasks = [t for t in self.tasks if change.rank.casefold() in ("", t.casefold(), task_name(t))]
+            here = self._find(self.known, change.taxon, tasks)
             lacking = change.kind == MERGE and change.to not in coming and not self._find(self.known, change.to, tasks)
-            if (
-                self.skip and lacking and self._find(self.known, change.taxon, tasks)
-            ):  # what it is merged into is not here
+            if self.skip and here and lacking:  # what it is merged into is not here
                 change = replace(change, kind=RENAME)
                 coming.add(change.to)
-            if change.kind == NEW and len(tasks) == 1:
-                if not (self.skip and self._find(self.known, change.taxon, tasks)):
-                    self._add(change, tasks[0])
+            if not tasks:
+                there = ", ".join(map(task_name, self.tasks))
+                self._wrong(change, f"there is no rank {change.rank!r}; there are {there}")
+            elif change.kind == NEW and len(tasks) > 1:
+                self._wrong(change, f"{change.taxon!r} is new: give its rank")
             elif change.kind == NEW:
-                self._wrong(change, f"{change.taxon!r} is new: give its rank") if tasks else None
-            elif tasks and (one := self._one(self.known, change.taxon, tasks, change)):
-                if one in self.changed:
-                    self._wrong(change, f"{change.taxon!r} changes in {self.changed[one].where} already; keep one")
+                if not (self.skip and here):
+                    taxon = _Taxon(tasks[0], -1, change.taxon_id, change.taxon, change=change)
+                    self.taxa[tasks[0]].append(taxon)
+            elif one := self._one(self.known, change.taxon, tasks, change):
+                if one.change:
+                    self._wrong(change, f"{change.taxon!r} changes in {one.change.where} already; keep one")
                 else:
-                    self.changed[one] = change
-        for (task, at), change in self.changed.items():
-            if change.kind == RENAME:
-                made = self.ids[task][at] == id_of_name(task, self.was[task][at], ())
-                self.ids[task][at] = change.taxon_id or (0 if made else self.ids[task][at])
-                self.name[task][at] = change.to
+                    one.change = change
         for task in self.tasks:
-            self._number(task)
+            self._rename(task)
 
-    def _add(self, change: Change, task: str) -> None:
-        self.born[task, len(self.ids[task])] = change
-        self.ids[task].append(change.taxon_id)
-        self.name[task].append(change.taxon)
-        self.common[task].append("")
-        self.parent[task].append(-1)
-
-    def _number(self, task: str) -> None:
-        """Ids of what has none; errors where a name or an id is one of two taxa."""
-        ids, names = self.ids[task], self.name[task]
-        for at in range(self.first, len(ids)):
-            ids[at] = ids[at] or id_of_name(task, names[at], {*ids})
-        called, numbers = Counter(names), Counter(ids)
-        for (_, at), change in [each for each in (self.changed | self.born).items() if each[0][0] == task]:
-            if change.kind in (RENAME, NEW):
-                if names[at] == (self.was[task][at] if change.kind == RENAME else ""):
-                    self._wrong(change, f"{change.taxon!r} is called so already" if change.taxon else "it has no name")
-                elif called[names[at]] > 1:
-                    self._wrong(change, f"there is a {task_name(task)} {names[at]!r} already; merge into it")
-                elif numbers[ids[at]] > 1 or not 0 < ids[at] < 2**32:
-                    self._wrong(change, f"the id {ids[at]} is taken, or none from 1 to {2**32 - 1}")
+    def _rename(self, task: str) -> None:
+        """Names and ids of a rank; errors where one is that of two taxa."""
+        renamed = [taxon for taxon in self.taxa[task] if taxon.renamed]
+        was = {taxon: taxon.name for taxon in renamed if taxon.at >= 0}
+        for taxon in was:
+            assert taxon.change
+            if taxon.change.taxon_id or taxon.taxon_id == id_of_name(task, taxon.name, ()):
+                taxon.taxon_id = taxon.change.taxon_id  # 0 where it was made of the name
+            taxon.name = taxon.change.to
+            genus = taxon.parent.name if task == "taxa_L10" and taxon.parent and not taxon.change.parent else ""
+            if genus and was[taxon].partition(" ")[0] == genus != taxon.name.partition(" ")[0]:
+                self.strays.append(f"{taxon.name} in {genus}")
+        for taxon in renamed:
+            ids = {other.taxon_id for other in self.taxa[task]}
+            taxon.taxon_id = taxon.taxon_id or id_of_name(task, taxon.name, ids)
+        called, numbers = (Counter(getattr(t, key) for t in self.taxa[task]) for key in ("name", "taxon_id"))
+        for taxon in renamed:
+            assert taxon.change
+            if was.get(taxon) == taxon.name:
+                self._wrong(taxon.change, f"{taxon.name!r} is called so already")
+            elif called[taxon.name] > 1:
+                self._wrong(taxon.change, f"there is a {task_name(task)} {taxon.name!r} already; merge into it")
+            elif numbers[taxon.taxon_id] > 1 or not 0 < taxon.taxon_id < 2**32:
+                self._wrong(taxon.change, f"the id {taxon.taxon_id} is taken, or none from 1 to {2**32 - 1}")
 
     def relate(self, split_to_parent: bool) -> None:
         """Merges, moves and splits."""
-        now = self._lookup(self.name)
-        for (task, at), change in self.changed.items():
-            if change.kind == MERGE and (one := self._one(now, change.to, (task,), change)):
-                if one[1] == at:
+        now = self._by_text()
+        parents = {taxon.parent for task in self.tasks for taxon in self.taxa[task]}
+        for taxon in (each for task in self.tasks for each in self.taxa[task]):
+            if not (change := taxon.change):
+                continue
+            if change.kind == MERGE and (one := self._one(now, change.to, (taxon.task,), change)):
+                if one is taxon:
                     self._wrong(change, f"{change.taxon!r} would be merged into itself")
-                elif one in self.changed and self.changed[one].kind in (MERGE, SPLIT):
-                    other = self.changed[one]
+                elif one.change and one.change.kind in (MERGE, SPLIT):
+                    other = one.change
                     self._wrong(change, f"{change.to!r} is itself {other.kind} in {other.where}; name what stays")
                 else:
-                    self.merged[task, at] = one[1]
-            if change.kind == SPLIT:
-                self.split.append((task, at, change.to))
-                coarser = self.tasks.index(task) and self.tasks[self.tasks.index(task) - 1]
-                if split_to_parent and not (coarser and at in self.parent[coarser]):
-                    self.lost.add((task, at))
-        for (task, at), change in (self.changed | self.born).items():
-            if change.kind in (MOVE, NEW, RENAME):
-                self._move(now, task, at, change)
-            elif change.parent:
+                    taxon.into = one
+            taxon.lost = change.kind == SPLIT and split_to_parent and taxon not in parents
+            if change.kind in (MERGE, SPLIT) and change.parent:
                 self._wrong(change, f"a {change.kind} has no parent of its own; leave {change.parent!r} out")
+            elif change.kind in (MOVE, NEW, RENAME):
+                self._move(now, taxon, change)
 
-    def _move(self, now: Mapping[str, list[_Class]], task: str, at: int, change: Change) -> None:
-        place = self.tasks.index(task)
-        if place + 1 == len(self.tasks):
-            if change.parent or change.kind == MOVE:
-                self._wrong(change, f"{task_name(task)} is the coarsest rank here: nothing lies above {change.taxon!r}")
-            return
-        above = self.tasks[place + 1]
-        if change.parent and (one := self._one(now, change.parent, (above,), change)):
-            self.parent[task][at] = one[1]
-        elif not change.parent and change.kind != RENAME:
-            self._wrong(change, f"{change.taxon!r}: give its parent, a {task_name(above)}")
+    def _move(self, now: Mapping[str, list[_Taxon]], taxon: _Taxon, change: Change) -> None:
+        above = self.tasks[self.tasks.index(taxon.task) + 1 :][:1]
+        if not above and (change.parent or change.kind == MOVE):
+            rank = task_name(taxon.task)
+            self._wrong(change, f"{rank} is the coarsest rank here: nothing lies above {change.taxon!r}")
+        elif above and change.parent:
+            taxon.parent = self._one(now, change.parent, above, change)
+        elif above and change.kind != RENAME:
+            self._wrong(change, f"{change.taxon!r}: give its parent, a {task_name(above[0])}")
 
     def result(self) -> ChangedTaxa:
-        place, class_of = {}, {}
-        for task in self.tasks:
-            gone = {at for name, at in {*self.merged, *self.lost} if name == task}
-            kept = [at for at in range(len(self.ids[task])) if at not in gone]
-            place[task] = {at: number for number, at in enumerate(kept)} | {-1: -1}
-            into = {at: to for (name, at), to in self.merged.items() if name == task}
-            place[task] |= {at: place[task][into[at]] if at in into else -1 for at in gone}
-            count = self.tree.num_classes[task]
-            class_of[task] = np.array([place[task][at] for at in range(count)], np.int64)
-            for column in (self.ids, self.name, self.common, self.parent):
-                column[task] = [column[task][at] for at in kept]  # type: ignore[index,assignment]
+        kept = {task: [t for t in self.taxa[task] if not (t.into or t.lost)] for task in self.tasks}
+        place: dict[_Taxon | None, int] = {t: at for task in self.tasks for at, t in enumerate(kept[task])}
+        sizes = {task: len(each) for task, each in kept.items()}
+        ids = {task: np.array([t.taxon_id for t in each], np.int64) for task, each in kept.items()}
         parents = {
-            task: np.array([place[above][at] for at in self.parent[task]], np.int32)
-            for task, above in pairwise(self.tasks)
+            task: np.array([place.get(t.parent and t.parent.now, -1) for t in each], np.int32)
+            for task, each in kept.items()
         }
-        sizes = {task: len(each) for task, each in self.ids.items()}
-        rules = {"null_possible": self.tree.null_possible, "null_below": self.tree.null_below}
-        ids = {task: np.array(each, np.int64) for task, each in self.ids.items()}
         saved = {
-            task: {
-                str(i): {"name": name, "common_name": common}
-                for i, name, common in zip(ids[task].tolist(), self.name[task], self.common[task], strict=True)
-            }
-            for task in self.tasks
+            task: {str(t.taxon_id): {"name": t.name, "common_name": t.common} for t in each}
+            for task, each in kept.items()
         }
-        tree = TaxonomyTree(self.tasks, sizes, parents, **rules)
-        done = Counter(change.kind for change in (self.changed | self.born).values())
-        named = TaxonNames.from_json(ids, saved)
-        return ChangedTaxa(
-            self.tree, tree, named, class_of, tuple(self.split), done, self._notes(tree, named, class_of)
-        )
-
-    def _notes(
-        self, tree: TaxonomyTree, names: TaxonNames, class_of: Mapping[str, NDArray[np.int64]]
-    ) -> tuple[str, ...]:
+        rules = {"null_possible": self.tree.null_possible, "null_below": self.tree.null_below}
+        changed = [t for task in self.tasks for t in self.taxa[task] if t.change]
         notes = []
         if self.unknown:
             notes.append(f"{len(self.unknown)} changes are of taxa that are not here, such as {self.unknown[0]!r}")
-        others = []
-        for (task, at), change in self.changed.items():
-            if change.kind == RENAME and task == "taxa_L10" and (above := tree.parent[task][class_of[task][at]]) >= 0:
-                genus = str(names.name[self.tasks[1 + self.tasks.index(task)]][above])
-                if change.to.split()[0] != genus != "" and self.was[task][at].split()[0] == genus:
-                    others.append(f"{change.to} in {genus}")
-        if others:
+        if self.strays:
             notes.append(
-                f"{len(others)} renamed species stay in a genus of another name, such as {others[0]}; give their parent"
+                f"{len(self.strays)} renamed species stay in a genus of another name, such as {self.strays[0]}; give "
+                "their parent"
             )
-        return tuple(notes)
+        return ChangedTaxa(
+            self.tree,
+            TaxonomyTree(self.tasks, sizes, parents, **rules),
+            TaxonNames.from_json(ids, saved),
+            {t: np.array([place.get(e.now, -1) for e in each if e.at >= 0]) for t, each in self.taxa.items()},
+            tuple((t.task, t.at, t.change.to) for t in changed if t.change and t.change.kind == SPLIT),
+            Counter(t.change.kind for t in changed if t.change),
+            tuple(notes),
+        )
 
 
 def described_split(changed: ChangedTaxa, names: TaxonNames) -> list[str]:
     """A line for each taxon that is split; `names` are those before."""
-    return [
-        f"{task_name(task)} {describe_taxon(*_of(names, task, at))}" + (f": {to}" if to else "")
-        for task, at, to in changed.split
-    ]
-
-
-def _of(names: TaxonNames, task: str, at: int) -> tuple[int, str, str]:
-    return int(names.classes[task][at]), str(names.name[task][at]), str(names.common_name[task][at])
+    return [f"{task_name(task)} {names.label(task, at)}" + (f": {to}" if to else "") for task, at, to in changed.split]

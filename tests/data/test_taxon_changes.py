@@ -14,8 +14,7 @@ SMALL = small_taxonomy()
 
 
 def change(*lines: tuple[str, ...], **options):
-    columns = ("kind", "taxon", "rank", "to", "parent")
-    changes = [Change(f"line {i}", **dict(zip(columns, line))) for i, line in enumerate(lines, 2)]
+    changes = [Change(f"line {i}", *line) for i, line in enumerate(lines, 2)]  # type: ignore[arg-type]
     return change_taxa(SMALL.tree, SMALL.names, changes, **options)
 
 
@@ -118,9 +117,9 @@ def test_everything_that_is_wrong_is_said_at_once():
         "line 5: 'Passer domesticus' would be merged into itself",
         "line 6: 'Parus maior' is no taxon of rank species here; did you mean 'Parus major'?",
         "line 7: 'Parus' is no taxon of rank family here; it is one of rank genus",
-        "line 8: family is the coarsest rank here: nothing lies above 'Paridae'",
         "line 12: a split has no parent of its own; leave 'Paridae' out",
         "line 11: 'Larus': give its parent, a family",
+        "line 8: family is the coarsest rank here: nothing lies above 'Paridae'",
     ]
 
 

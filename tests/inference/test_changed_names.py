@@ -29,8 +29,7 @@ one_bundle = functools.cache(small_bundle)  # no fixture, which hypothesis would
 
 
 def renamed(bundle, *lines: tuple[str, ...], **options):
-    columns = ("kind", "taxon", "rank", "to", "parent")
-    changes = [Change(f"line {i}", **dict(zip(columns, line))) for i, line in enumerate(lines, 2)]
+    changes = [Change(f"line {i}", *line) for i, line in enumerate(lines, 2)]  # type: ignore[arg-type]
     return renamed_bundle(bundle, lambda tree, names: change_taxa(tree, names, changes, **options))[0]
 
 
@@ -55,9 +54,9 @@ def test_what_is_merged_has_the_sum_and_what_moved_lies_below_its_new_parent(cas
         lines += [("move", taxa[2], task, "", parent)]
     old = dataclasses.replace(one_bundle(), taxonomy=taxonomy, calibration=counted(case, counts))
     new = renamed(old, *lines)
-    logits, options = case.logits, {"top_k": 3, "min_confidence": 0.3}
+    logits = case.logits
     before, after = (Answers(each.taxonomy, each.calibration) for each in (old, new))
-    (_, p), (best, q) = (each.probabilities(logits, each.options(**options)) for each in (before, after))
+    (_, p), (best, q) = (each.probabilities(logits, each.options()) for each in (before, after))
     heads = new.taxonomy.heads
     class_of = heads.class_of if heads else {t: np.arange(len(ids)) for t, ids in taxonomy.classes.items()}
     for now, index in enumerate(new.taxonomy.classes[task]):
