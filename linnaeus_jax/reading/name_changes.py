@@ -73,6 +73,8 @@ def _read(path: Path) -> tuple[pl.DataFrame, bool, list[str]]:
         table = _OURS if kinds[0] else _CHECKLIST
         found = {name: next((known[one] for one in usual if one in known), -1) for name, usual in table.items()}
         found = {name: place for name, place in found.items() if place >= 0}
+        if "accepted" not in found and {"status", "of_species"} <= found.keys():  # of a name match of GBIF
+            found["accepted"] = found["of_species"]
         if not kinds[0] and not ("name" in found and found.keys() & {"accepted_id", "accepted", "parent_id"}):
             raise UserError(
                 f"{path.name} is no list of changes: it needs the columns change and taxon, or scientificName with "

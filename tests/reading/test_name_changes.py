@@ -47,6 +47,13 @@ taxonKey,scientificName,acceptedTaxonKey,acceptedScientificName,numberOfOccurren
 3,"Passer domesticus (L., 1758)",4,"Cyanistes domesticus (L., 1758)",3,SPECIES,HOMOTYPIC_SYNONYM,Paridae,Cyanistes
 5,Incertae sedis,1,"Parus major Linnaeus, 1758",3,SPECIES,PROPARTE_SYNONYM,Paridae,Parus
 """
+MATCHED = """\
+occurrenceId,verbatimScientificName,scientificName,key,matchType,confidence,status,rank,family,genus,species
+,Parus major,"Parus major Linnaeus, 1758",1,EXACT,99,ACCEPTED,SPECIES,Paridae,Parus,Parus major
+,Parus minor,"Parus minor Temminck, 1848",2,EXACT,98,SYNONYM,SPECIES,Paridae,Parus,Parus major
+,Passer domesticus,"Passer domesticus (L., 1758)",3,EXACT,98,SYNONYM,SPECIES,Paridae,Cyanistes,Cyanistes domesticus
+,Incertae sedis,Incertae sedis,4,EXACT,98,PROPARTE_SYNONYM,SPECIES,Paridae,Parus,Parus major
+"""
 PAIRS = "name;accepted\nParus minor;Parus major\nPasser domesticus;Cyanistes domesticus\n"
 
 
@@ -57,7 +64,7 @@ def changed(tmp_path: Path, text: str | bytes, name: str = "list.csv"):
     return change_taxa(SMALL.tree, SMALL.names, changes), changes, notes
 
 
-@pytest.mark.parametrize("text", [DWC, COLDP, GBIF], ids=["Darwin Core", "ColDP", "GBIF"])
+@pytest.mark.parametrize("text", [DWC, COLDP, GBIF, MATCHED], ids=["Darwin Core", "ColDP", "GBIF", "name match"])
 def test_checklists_say_the_same_in_every_form(tmp_path, text):
     found, _changes, notes = changed(tmp_path, text)
     assert found.names.name["taxa_L10"].tolist() == ["", "Parus major", "Cyanistes domesticus", "Incertae sedis"]
