@@ -92,10 +92,10 @@ def read_bundle(path: Path, plugins: Sequence[str] = ()) -> Bundle:
     if about.get("format") != FORMAT:
         raise UserError(f"{path / BUNDLE_JSON} describes no bundle (format {about.get('format')!r})")
     if about.get("format_version") not in FORMAT_VERSIONS:
+        known = " and ".join(map(str, FORMAT_VERSIONS))
         raise UserError(
-            f"{path} has format version {about.get('format_version')!r}, this program reads {FORMAT_VERSIONS[-1]} at "
-            f"most; it was written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version "
-            "or a newer one"
+            f"{path} has format version {about.get('format_version')!r}, this program reads {known}; it was "
+            f"written by linnaeus_jax {about.get('version', 'of an unknown version')}: use that version or a newer one"
         )
     try:
         read_sealed(path / BUNDLE_JSON)
