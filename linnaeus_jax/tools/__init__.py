@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linnaeus_jax.reading.box_cuts import Cut
+    from linnaeus_jax.reading.boxes import BoxFile
 
 from linnaeus_jax.config.exit_status import MEMORY_ADVICE, as_program, exit_status
 from linnaeus_jax.config.memory_limit import under_memory_limit
@@ -88,7 +89,8 @@ def box_options(parser: argparse.ArgumentParser, whole: str) -> None:
         "--boxes",
         type=Path,
         metavar="FILE",
-        help=f"{whole} only what is in these boxes: JSON of MegaDetector, SpeciesNet or COCO, or a table",
+        help=f"{whole} only what is in these boxes: JSON of MegaDetector, SpeciesNet or COCO, a table, or a "
+        "Camtrap DP",
     )
     boxes.add_argument("--box-margin", type=float, metavar="SHARE", help="of the longer side, added all around (0.1)")
     boxes.add_argument("--box-confidence", type=float, metavar="NUMBER", help="least one of the detector (0.2)")
@@ -102,6 +104,20 @@ def box_options(parser: argparse.ArgumentParser, whole: str) -> None:
         "--box-columns", nargs="+", default=[], metavar="WHAT=COLUMN", help="of a table, with unusual names: x=left"
     )
     boxes.add_argument("--box-units", choices=("relative", "pixel"), help="of a table (seen from its numbers)")
+
+
+def boxes_of(args: argparse.Namespace) -> BoxFile:
+    """The boxes of --boxes. Raises UserError for a file or options that cannot be used."""
+    from linnaeus_jax.config.errors import UserError
+    from linnaeus_jax.reading.boxes import read_boxes
+    from linnaeus_jax.reading.camtrap_dp import is_package, read_package
+    from linnaeus_jax.reading.columns import split_options
+
+    if not is_package(args.boxes):
+        return read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
+    if args.box_columns or args.box_units:
+        raise UserError(f"--box-columns and --box-units are of tables, but {args.boxes} is a Camtrap DP")
+    return read_package(args.boxes).boxes()
 
 
 def cut_of(args: argparse.Namespace, stored: Cut | None = None, without: str = "whole") -> Cut:

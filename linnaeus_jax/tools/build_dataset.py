@@ -3,6 +3,7 @@
     linnaeus build --folders pictures --out data/mine
     linnaeus build --table records.csv --pictures photos --out data/mine
     linnaeus build --dwca gbif.zip --pictures photos --out data/mine
+    linnaeus build --camtrap-dp survey --out data/mine
     linnaeus build --lists train=train.txt,test=test.txt --ranks fine,coarse --out data/mine
     linnaeus build --corrections label_issues.csv --out data/mine
 
@@ -50,8 +51,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.plugins import import_named
 from linnaeus_jax.data.preprocessing import INTERPOLATIONS, RESIZE_MODES
 from linnaeus_jax.reading.box_cuts import Cut
-from linnaeus_jax.reading.boxes import read_boxes
-from linnaeus_jax.reading.columns import own_or_level, split_options
+from linnaeus_jax.reading.columns import own_or_level
 from linnaeus_jax.reading.paths import Shard
 from linnaeus_jax.reading.schema import COLUMN, FOLDER_PLACE, Progress, SourceRows
 from linnaeus_jax.reporting.logs import PlainConsole
@@ -320,8 +320,7 @@ def main(argv: Sequence[str]) -> None:
         source = with_lists(read_source(args, progress), args.exclude, args.group_duplicates)
         cut = tools.cut_of(args)
         if args.boxes is not None:
-            columns = split_options(args.box_columns, "--box-columns")
-            source = with_boxes(source, read_boxes(args.boxes, columns, args.box_units), cut)
+            source = with_boxes(source, tools.boxes_of(args), cut)
         options = build_options(args, source, cut if args.boxes is not None else None)
         plan = plan_build(source, options, read_synonyms(args.synonyms), args.synonyms)
         if args.minutes is not None:

@@ -197,8 +197,6 @@ def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tup
     from linnaeus_jax.inference.files.boxed import boxed
     from linnaeus_jax.inference.files.megadetector import BoxSource, check_relative
     from linnaeus_jax.reading.box_cuts import from_training, of_facts
-    from linnaeus_jax.reading.boxes import read_boxes
-    from linnaeus_jax.reading.columns import split_options
 
     as_json = is_json(args.out)
     stored = of_facts(bundle.facts)
@@ -207,7 +205,7 @@ def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tup
         say(remark)
     if args.boxes is None:
         return jobs, None
-    found = read_boxes(args.boxes, split_options(args.box_columns, "--box-columns"), args.box_units)
+    found = tools.boxes_of(args)
     if as_json:
         check_relative(found, args.out)
     jobs, names, lines = boxed(jobs, found, cut, part=bool(args.shard))

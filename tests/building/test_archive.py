@@ -8,15 +8,17 @@ import zipfile
 
 import pytest
 
-from linnaeus_jax.building.sources import archive, table
-from linnaeus_jax.building.sources.archive import Archive, read_meta
+from linnaeus_jax.building.sources import table
+from linnaeus_jax.building.sources.archive import META, read_meta
+from linnaeus_jax.reading import archive
+from linnaeus_jax.reading.archive import Archive
 from linnaeus_jax.config.errors import UserError
 from tests.building.archives import DWC, GBIF_META, element, meta, write_folder, write_zip
 
 
 def read_all(path, name: str) -> None:
     """Opens an archive, its meta.xml and a file of it, and reads that."""
-    with Archive(path) as opened:
+    with Archive(path, META) as opened:
         read_meta(opened)
         with opened.open(name) as source:
             while source.stream.read(1 << 20):
@@ -31,7 +33,7 @@ def refused(path, message: str, name: str = "") -> None:
 
 
 def test_describes_files(tmp_path):
-    with Archive(write_zip(tmp_path / "a.zip", {"meta.xml": GBIF_META})) as opened:
+    with Archive(write_zip(tmp_path / "a.zip", {"meta.xml": GBIF_META}), META) as opened:
         (core, media, verbatim), metadata = read_meta(opened)
     assert (core.names, core.kind, core.id, metadata) == (("occurrence.txt",), "Occurrence", 0, "metadata.xml")
     assert (core.dialect.separator, core.dialect.quote, core.dialect.header_lines) == ("\t", None, 1)
@@ -42,7 +44,7 @@ def test_describes_files(tmp_path):
 @pytest.mark.parametrize("tab", ["\\t", "\t", "&#9;"])
 def test_tabs_in_every_spelling(tmp_path, tab):
     text = meta(element("core", "o.txt", DWC + "Occurrence", [], separator=tab))
-    with Archive(write_zip(tmp_path / "a.zip", {"meta.xml": text})) as opened:
+    with Archive(write_zip(tmp_path / "a.zip", {"meta.xml": text}), META) as opened:
         assert read_meta(opened)[0][0].dialect.separator == "\t"
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import polars as pl
 
 from linnaeus_jax.building.sources import matching, records
-from linnaeus_jax.building.sources.archive import META, Archive, FileDescription, read_meta
+from linnaeus_jax.building.sources.archive import META, FileDescription, read_meta
 from linnaeus_jax.building.sources.matching import Matcher
 from linnaeus_jax.building.sources.source import MAP, PICTURES, QUOTES, RANK_MAP, Common, Option, Request, source
 from linnaeus_jax.building.sources.table import files_by_id
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import columns, schema
+from linnaeus_jax.reading.archive import Archive
 from linnaeus_jax.reading.columns import Links, link_columns, plain
 from linnaeus_jax.reading.delimited import RecordReader, find_dialect
 from linnaeus_jax.reading.identification import check_taxa, identify
@@ -68,7 +69,7 @@ def read(
     """
     asked = Common(**common)
     root = open_folder(asked.pictures or (archive if archive.is_dir() else archive.parent))
-    with Archive(archive) as opened:
+    with Archive(archive, META) as opened:
         core, media, metadata, warnings = _described(opened)
         if quotes == "none":
             core, media = _unquoted(core), media and _unquoted(media)

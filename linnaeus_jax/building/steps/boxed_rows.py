@@ -8,6 +8,8 @@ from dataclasses import astuple, replace
 
 import polars as pl
 
+from linnaeus_jax.building.sources.camtrap_dp import OWN_BOX
+from linnaeus_jax.building.sources.records import reject
 from linnaeus_jax.files import json_text
 from linnaeus_jax.reading.box_cuts import Cut, said
 from linnaeus_jax.reading.boxes import Box, BoxFile
@@ -29,7 +31,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     """A source with a row for each box that is taken of its pictures; the file is among its files from then on.
 
     The rows of one picture are one occurrence, so that they fall to one side of every split. A picture without a box
-    stays as it is, or is rejected.
+    stays as it is, or is rejected; so is a row whose own box is not taken.
 
     Raises:
       UserError: names that fit several pictures, or categories that the file does not name.
@@ -45,6 +47,11 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     several = pl.Series("several", [picture if len(each) > 1 else None for picture, each in zip(pictures, boxes)])
     listed = usable.select("row", pl.Series(BOX, boxes, pl.List(pl.String)), several.cast(pl.String))
     frame = frame.join(listed, on="row", how="left", maintain_order="left").explode(BOX)
+    if OWN_BOX in frame.columns:
+        own_box, number = pl.col(OWN_BOX), pl.col(BOX).str.extract(r"^\[(\d+)").cast(pl.Int64)
+        frame = frame.filter((own_box.is_null() | number.is_null() | (number == own_box)))
+        left_out = own_box.is_not_null() & pl.col(BOX).is_null() & pl.col(REASON).is_null()
+        frame = reject(frame, left_out, NO_BOX, found.path.name).drop(OWN_BOX)
     own = pl.col(OCCURRENCE) if OCCURRENCE in frame.columns else pl.lit(None, pl.String)
     frame = frame.with_columns(pl.coalesce(own, "several").alias(OCCURRENCE))
     whole = pl.col(BOX).is_null() & pl.col(PICTURE).is_not_null() & pl.col(REASON).is_null()
@@ -55,9 +62,9 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
             for name, text in ((REASON, NO_BOX), (DETAIL, found.path.name))
         )
     lines = said(found, left, sorted(found.boxes.keys() - set(names)))
-    count = sum(text is not None for each in boxes for text in each)
+    boxed = frame.filter(pl.col(BOX).is_not_null())[PICTURE]
     done = "used whole" if cut.without == "whole" else "left out"
-    lines.append(f"{count:,} boxes of {len(pictures) - without:,} pictures; {without:,} without a box are {done}")
+    lines.append(f"{boxed.len():,} boxes of {boxed.n_unique():,} pictures; {without:,} without a box are {done}")
     return replace(
         source,
         frame=frame.drop("row", "several"),
