@@ -113,25 +113,30 @@ class Encoded:
       meta: float32 [N, D]; missing components are zero.
       valid: bool [N, K], the components that are known.
       notes: of every picture, what was given but cannot be right and is therefore not used.
+      observations: what they are made of; [0] where that is not kept.
     """
 
     meta: NDArray[np.float32]
     valid: NDArray[np.bool_]
     notes: list[tuple[str, ...]]
+    observations: Sequence[Observation] = ()
 
     def take(self, rows: Sequence[int]) -> Encoded:
         """Some of the rows, each as often as it is named; at least one."""
-        return Encoded(self.meta[rows], self.valid[rows], [self.notes[row] for row in rows])
+        observations = [self.observations[row] for row in rows] if self.observations else ()
+        return Encoded(self.meta[rows], self.valid[rows], [self.notes[row] for row in rows], observations)
 
     def without(self) -> Encoded:
         """The same pictures as if nothing were known of them."""
-        return Encoded(np.zeros_like(self.meta), np.zeros_like(self.valid), [()] * len(self.notes))
+        observations = [Observation()] * len(self.observations)
+        return Encoded(np.zeros_like(self.meta), np.zeros_like(self.valid), [()] * len(self.notes), observations)
 
     @staticmethod
     def joined(parts: Sequence[Encoded]) -> Encoded:
         """All rows, one part after the other."""
         meta, valid = (np.concatenate([getattr(part, name) for part in parts]) for name in ("meta", "valid"))
-        return Encoded(meta, valid, [said for part in parts for said in part.notes])
+        observations = [each for part in parts for each in part.observations]
+        return Encoded(meta, valid, [said for part in parts for said in part.notes], observations)
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,7 @@ class MetadataEncoder:
                 elif given is not None:
                     said.append(f"{component.name} holds values that are no finite float32 numbers: it is not used")
             notes.append(tuple(said))
-        return Encoded(meta, valid, notes)
+        return Encoded(meta, valid, notes, list(observations))
 
     def _check(self, observation: Observation) -> None:
         if not observation.components:
@@ -283,6 +288,14 @@ def _place(observation: Observation, said: list[str]) -> tuple[float, float] | N
             said.append("only one of latitude and longitude is known: the place is not used")
         return None
     return latitude, longitude
+
+
+def known_of(observation: Observation) -> tuple[str, str, str]:
+    """Latitude, longitude and date as text, "" where they are unknown or cannot be right."""
+    place, date = _place(observation, []), observation.date
+    moment_ = moment(date, [])
+    text = date.isoformat() if isinstance(date, datetime.date) else str(date)
+    return (*(("", "") if place is None else map(repr, place)), "" if all(map(math.isnan, moment_)) else text.strip())
 
 
 def _metres(observation: Observation, said: list[str]) -> float | None:

@@ -89,8 +89,7 @@ def box_options(parser: argparse.ArgumentParser, whole: str) -> None:
         "--boxes",
         type=Path,
         metavar="FILE",
-        help=f"{whole} only what is in these boxes: JSON of MegaDetector, SpeciesNet or COCO, a table, or a "
-        "Camtrap DP",
+        help=f"{whole} only what is in these boxes: JSON of MegaDetector, SpeciesNet or COCO, a table, or a Camtrap DP",
     )
     boxes.add_argument("--box-margin", type=float, metavar="SHARE", help="of the longer side, added all around (0.1)")
     boxes.add_argument("--box-confidence", type=float, metavar="NUMBER", help="least one of the detector (0.2)")

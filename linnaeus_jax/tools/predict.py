@@ -20,7 +20,6 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +59,13 @@ def known_options(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("what is known of the pictures")
     known.add_argument("--meta", type=Path, metavar="TABLE", help="CSV, TSV or Parquet, one row for each picture")
     known.add_argument(
+        "--camtrap-dp",
+        dest="meta",
+        type=Path,
+        metavar="PACKAGE",
+        help="instead: the Camtrap DP that the pictures are of",
+    )
+    known.add_argument(
         "--map", nargs="+", default=[], metavar="WHAT=COLUMN", help="its columns with unusual names: latitude=wgs84_n"
     )
     known.add_argument("--no-exif", action="store_true", help="leave the EXIF data of the pictures alone")
@@ -85,7 +91,8 @@ def argument_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="predictions as .csv, .jsonl or .parquet; .json: with --boxes, as MegaDetector writes it",
+        help="predictions as .csv, .jsonl or .parquet; .json: with --boxes, as MegaDetector writes it; .camtrap.zip: "
+        "the package of --camtrap-dp with the answers as observations; .dwca.zip: a Darwin Core archive of occurrences",
     )
     parser.add_argument("--force", action="store_true", help="replace the predictions that --out holds")
     parser.add_argument(
@@ -179,13 +186,14 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     table = read_observation_table(args.meta, split_options(args.map, "--map"))
     for warning in table.warnings:
         say(warning)
-    known = dict(zip((picture.path for picture in pictures), table.match(pictures)))
+    rows = dict(zip((picture.path for picture in pictures), table.match(pictures)))
+    known = {path: Observation() if row is None else table.observations[row] for path, row in rows.items()}
     mine = of_shard(pictures, shard)
-    without = [picture.name for picture in mine if known[picture.path] is None]
+    without = [picture.name for picture in mine if rows[picture.path] is None]
     if without:
         named = f"{', '.join(without[:3])}{' ...' if len(without) > 3 else ''}"
         say(f"{len(without)} of {len(mine)} pictures have no row in {args.meta}: {named}")
-    return [Job(picture, known[picture.path] or Observation()) for picture in mine]
+    return [Job(picture, known[picture.path]) for picture in mine]
 
 
 def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tuple[list[Job], BoxSource | None]:
@@ -231,7 +239,7 @@ def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[s
 def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
     from linnaeus_jax.inference.files.boxed import digest_of
-    from linnaeus_jax.inference.files.prediction_files import model_digest
+    from linnaeus_jax.inference.files.prediction_files import digest_of_package, model_digest
 
     return {
         "model": model_digest(model.bundle),
@@ -245,6 +253,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         **({} if args.form == "answers" else {"as": args.form}),
         **({"class_balance": args.class_balance} if args.class_balance else {}),
         **({} if args.boxes is None else {"boxes": digest_of(jobs, args.boxes if is_json(args.out) else None)}),
+        **digest_of_package(args.out, args.meta),
         "gallery": args.gallery is not None,
         "reasons": True,  # lines of earlier versions had none
     }
@@ -274,10 +283,10 @@ def say(text: str) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises UserError for arguments that cannot be, before anything is read."""
-    from linnaeus_jax.inference.files.prediction_files import BOX_FORMATS, check_format
+    from linnaeus_jax.inference.files.prediction_files import ALL_FORMATS, check_format
 
     if args.out is not None:
-        check_format(args.out, BOX_FORMATS)
+        check_format(args.out, ALL_FORMATS)
     if is_json(args.out) and (args.boxes is None or args.without_box == "whole"):
         raise UserError(f"{args.out} is JSON of MegaDetector, which has answers for boxes alone: {JSON_ADVICE}")
     if args.queue < 0:
@@ -351,7 +360,7 @@ def main(argv: Sequence[str]) -> int:
     options = options_of(args, model)
     if not bundle.calibration.rows:
         say("the probabilities are not calibrated: that is done where a bundle is made, by linnaeus bundle")
-    if args.meta is not None and not bundle.encoder.components:
+    if args.meta is not None and not bundle.encoder.components and (args.out is None or args.out.suffix != ".zip"):
         say(f"the model knows no metadata: of {args.meta} nothing is used")
     exif = args.meta is None and not args.no_exif
     if args.queue:
@@ -398,22 +407,20 @@ def predict(
     boxes: BoxSource | None = None,
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
+    from linnaeus_jax.inference.files.darwin_core import DarwinCoreLines
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
-    from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
     from linnaeus_jax.inference.files.predicting import predict_files
     from linnaeus_jax.inference.files.prediction_display import answers_table
-    from linnaeus_jax.inference.files.prediction_files import unfinished
-    from linnaeus_jax.inference.files.prediction_lines import lines_for
+    from linnaeus_jax.inference.files.prediction_files import form_of, unfinished
+    from linnaeus_jax.inference.files.prediction_lines import WholeLines
     from linnaeus_jax.inference.files.unfinished import UNFINISHED, remove, sidecar_path
     from linnaeus_jax.reporting.logs import console
 
-    suffix = args.out.suffix.lower() if args.out is not None else ".csv"
     title = str(model.bundle.facts.get("title") or args.source.name)
-    lines: Any
-    if suffix == ".json" and boxes is not None:
-        lines = MegaDetectorLines(replace(boxes, title=title), model.bundle.taxonomy, options)
-    else:
-        lines = lines_for(suffix, model.bundle.taxonomy, options, boxes is not None)
+    files = [job.picture for job in jobs]
+    lines = form_of(args.out, model.bundle, options, title, boxes, args.meta, files)
+    for line in lines.said if isinstance(lines, WholeLines) else ():
+        say(line)
     least = LeastCertain(model.answers, options)
     printed: list[Mapping[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -421,13 +428,13 @@ def predict(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="predict-")))
         else:
             folder = sidecar_path(args.out, UNFINISHED)
-        files = [job.picture for job in jobs]
         work = stack.enter_context(unfinished(folder, args.out or folder, about, lines, files))
         least.restore(work.gallery())
         done = say_resumed(work, len(jobs))
         with tools.progress_bar("predicting") as progress:
             progress(done, len(jobs))
-            for part in predict_files(model, jobs[done:], options, exif=exif, threads=args.threads):
+            how = {"exif": exif, "known": isinstance(lines, DarwinCoreLines), "threads": args.threads}
+            for part in predict_files(model, jobs[done:], options, **how):
                 work.add(part, least.offer(part, work.summary.pictures) if args.gallery is not None else "")
                 progress(work.summary.pictures, len(jobs))
                 if args.out is None and len(printed) < PRINTED:

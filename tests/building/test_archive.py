@@ -10,9 +10,9 @@ import pytest
 
 from linnaeus_jax.building.sources import table
 from linnaeus_jax.building.sources.archive import META, read_meta
+from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import archive
 from linnaeus_jax.reading.archive import Archive
-from linnaeus_jax.config.errors import UserError
 from tests.building.archives import DWC, GBIF_META, element, meta, write_folder, write_zip
 
 

@@ -6,7 +6,7 @@ A medium shows what people said of it; where nobody did, what they said of the e
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +156,8 @@ def _labelled(package: Package, machine: bool, own_boxes: bool) -> tuple[pl.Data
             pl.when(decided).then("taxa").otherwise(pl.coalesce("taxa", "_taxa")).alias("taxa"),
             pl.coalesce("types", "_types").alias("types"),
         ).drop("_taxa", "_types")
-    several = pl.when(pl.col("taxa").list.len() > 1).then("taxa").when(pl.col("taxa").is_null()).then("types")
-    several = pl.when(several.list.len() > 1).then(several).list.join(", ")
+    told = pl.coalesce("taxa", "types")
+    several = pl.when(told.list.len() > 1).then(told).list.join(", ")
     one = [pl.when(pl.col(name).list.len() == 1).then(pl.col(name).list.first()) for name in ("taxa", "types")]
     media = media.with_columns(
         one[0].alias("scientific_name"),
@@ -222,15 +222,16 @@ def _with_files(media: pl.DataFrame, matcher: Matcher) -> pl.DataFrame:
     return records.reject(frame, pl.col("several").is_not_null(), schema.NO_LABEL, shown)
 
 
-def _rights(descriptor: Any) -> dict[str, str]:
+def _rights(descriptor: Mapping[str, Any]) -> dict[str, str]:
     """Licence and holder of the media, and the DOI of the package."""
-    listed = {key: descriptor.get(key) for key in ("licenses", "contributors")}
-    entries = {
-        key: [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-        for key, value in listed.items()
-    }
-    license = [each.get("name") or each.get("path") for each in entries["licenses"] if each.get("scope") == "media"]
-    holder = [each.get("title") for each in entries["contributors"] if each.get("role") == "rightsHolder"]
-    doi = re.search(r"10\.\d{4,9}/[^\s\"'<>;,]+", str(descriptor.get("id") or ""))
-    found = {"license": license[:1], "rights_holder": holder[:1], "doi": [doi[0]] if doi else []}
-    return {key: value[0] for key, value in found.items() if value and isinstance(value[0], str)}
+
+    def entries(key: str, of: str, wanted: str) -> list[dict[str, Any]]:
+        listed = descriptor.get(key)
+        found = listed if isinstance(listed, list) else []
+        return [each for each in found if isinstance(each, dict) and each.get(of) == wanted]
+
+    licenses = [each.get("name") or each.get("path") for each in entries("licenses", "scope", "media")]
+    holders = [each.get("title") for each in entries("contributors", "role", "rightsHolder")]
+    doi = re.findall(r"10\.\d{4,9}/[^\s\"'<>;,]+", str(descriptor.get("id") or ""))
+    found = {"license": licenses, "rights_holder": holders, "doi": doi}
+    return {key: values[0] for key, values in found.items() if values and isinstance(values[0], str)}

@@ -49,7 +49,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     frame = frame.join(listed, on="row", how="left", maintain_order="left").explode(BOX)
     if OWN_BOX in frame.columns:
         own_box, number = pl.col(OWN_BOX), pl.col(BOX).str.extract(r"^\[(\d+)").cast(pl.Int64)
-        frame = frame.filter((own_box.is_null() | number.is_null() | (number == own_box)))
+        frame = frame.filter(own_box.is_null() | number.is_null() | (number == own_box))
         left_out = own_box.is_not_null() & pl.col(BOX).is_null() & pl.col(REASON).is_null()
         frame = reject(frame, left_out, NO_BOX, found.path.name).drop(OWN_BOX)
     own = pl.col(OCCURRENCE) if OCCURRENCE in frame.columns else pl.lit(None, pl.String)

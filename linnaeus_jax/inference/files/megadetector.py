@@ -18,7 +18,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
-from linnaeus_jax.inference.files.prediction_lines import Lines
+from linnaeus_jax.inference.files.prediction_lines import WholeLines
 from linnaeus_jax.reading.boxes import VERSION, BoxFile, finite, path_of
 
 #: ranks of the taxonomy string of SpeciesNet, between an identifier and the common name
@@ -50,14 +50,12 @@ def check_relative(found: BoxFile, out: Path) -> None:
         raise UserError(f"{out} needs boxes that are shares of the picture, and {found.path} gives pixels; write .csv")
 
 
-class MegaDetectorLines(Lines):
+class MegaDetectorLines(WholeLines):
     """What is kept of every row while the work lasts: picture, box, and (task, class, probability), the best first.
 
     Args:
       source: see `BoxSource`.
     """
-
-    header = ""
 
     def __init__(self, source: BoxSource, taxonomy: Taxonomy, options: AnswerOptions) -> None:
         super().__init__(taxonomy, options)

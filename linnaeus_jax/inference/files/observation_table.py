@@ -13,6 +13,7 @@ import polars as pl
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.reading import schema
+from linnaeus_jax.reading.camtrap_dp import DESCRIPTOR, NAME, Package, is_package, read_package
 from linnaeus_jax.reading.columns import FOLDER, Links
 from linnaeus_jax.reading.dates import BadDate, read_moment
 from linnaeus_jax.reading.file_columns import has_folders, joined_paths
@@ -49,8 +50,8 @@ class ObservationTable:
     observations: Sequence[Observation]
     warnings: tuple[str, ...] = ()
 
-    def match(self, pictures: Sequence[PictureFile]) -> list[Observation | None]:
-        """The observation of every picture, None where no row is about it.
+    def match(self, pictures: Sequence[PictureFile]) -> list[int | None]:
+        """The row of every picture, None where no row is about it.
 
         A row is about the picture whose path ends in the path that the row gives: a file name alone is enough. Relative
         paths may also start at the table's own folder. A name without a suffix fits a file with one.
@@ -73,7 +74,7 @@ class ObservationTable:
                 ]
             found.append(self._one(fitting, picture))
         self._check_once(found, pictures)
-        return [None if row is None else self.observations[row] for row in found]
+        return found
 
     def _fits(self, text: str, place: str) -> bool:
         if text.startswith("/"):
@@ -109,16 +110,20 @@ class ObservationTable:
 
 
 def read_observation_table(path: Path, mapping: Mapping[str, str] | None = None) -> ObservationTable:
-    """Reads a CSV, TSV (either may be gzipped) or Parquet table.
+    """Reads a CSV, TSV (either may be gzipped) or Parquet table, or a Camtrap DP package.
 
     Args:
-      path: the table. Its columns are found by the usual names, see `reading.columns`: file, filename, path, picture;
-        latitude, decimalLatitude; date, eventDate and so on.
+      path: the table or package. Columns of a table are found by the usual names, see `reading.columns`: file,
+        filename, path, picture; latitude, decimalLatitude; date, eventDate and so on.
       mapping: what is known -> column of the table, for other names.
 
     Raises:
       UserError: no such table, no column of pictures, none of what could be known, or two columns for one thing.
     """
+    if is_package(path):
+        if mapping:
+            raise UserError(f"--map names columns of a table, and {path} is a Camtrap DP; leave it out")
+        return table_of_package(read_package(path))
     frame, links, warnings = read_columns(
         path, TextOptions(), mapping=mapping, rank_map={}, check=_check, only=_COLUMNS
     )
@@ -137,6 +142,17 @@ def read_observation_table(path: Path, mapping: Mapping[str, str] | None = None)
     )
     return ObservationTable(
         path, links.names, frame[schema.LINE].to_list(), pictures.to_list(), list(_observations(frame)), tuple(warnings)
+    )
+
+
+def table_of_package(package: Package) -> ObservationTable:
+    """What a Camtrap DP package knows of its media: place of the camera, and time."""
+    media = package.named.filter(pl.col(schema.REASON).is_null())
+    known = media.select("latitude", "longitude", "timestamp").iter_rows()
+    path = package.path / DESCRIPTOR if package.path.is_dir() else package.path
+    observations = [Observation(*each) for each in known]
+    return ObservationTable(
+        path, {}, media[schema.LINE].to_list(), media[NAME].to_list(), observations, package.warnings
     )
 
 

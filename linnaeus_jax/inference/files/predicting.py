@@ -64,6 +64,7 @@ class Part(Generic[T]):
       metadata_from: of these, "table", "exif", or "" where nothing was known.
       stamps: of all pictures, `stamp_of` from before they were read.
       boxes: of those that have an answer, what of the picture was seen; None: all of it.
+      observations: what is known of these.
     """
 
     pictures: Sequence[str]
@@ -74,6 +75,7 @@ class Part(Generic[T]):
     metadata_from: Sequence[str] = ()
     stamps: Sequence[str] = ()
     boxes: Sequence[Box | None] = ()
+    observations: Sequence[Observation] = ()
 
     @property
     def not_finite(self) -> int:
@@ -129,12 +131,10 @@ def batch_for(pictures: int, size: tuple[int, int], batch: int = 0) -> int:
 
 
 def predict_files(
-    model: Model, jobs: Sequence[Job], options: AnswerOptions, *, exif: bool = False, threads: int = 0
+    model: Model, jobs: Sequence[Job], options: AnswerOptions, **how: Any
 ) -> Generator[Part[Answered], None, None]:
     """Answers for all pictures, see `over_files`."""
-    return over_files(
-        model, model.forward, jobs, lambda logits: model.answers.answered(logits, options), exif=exif, threads=threads
-    )
+    return over_files(model, model.forward, jobs, lambda logits: model.answers.answered(logits, options), **how)
 
 
 def over_files(
@@ -144,6 +144,7 @@ def over_files(
     answer: Callable[[Logits], T],
     *,
     exif: bool = False,
+    known: bool = False,
     threads: int = 0,
 ) -> Generator[Part[T], None, None]:
     """What is made of all pictures, in order, about a batch at a time; no picture ends it.
@@ -152,9 +153,10 @@ def over_files(
       forward: of the model.
       answer: what is made of finite outputs of `forward`.
       exif: use the EXIF data of pictures without an observation.
+      known: do so though the model knows no metadata, for others who ask.
       threads: that read and decode; 0: one per core.
     """
-    exif = exif and any(component.inputs for component in model.bundle.encoder.components)
+    exif = exif and (known or any(component.inputs for component in model.bundle.encoder.components))
 
     @functools.lru_cache(maxsize=2)  # boxes of a picture follow each other
     def whole(path: str) -> tuple[Pixels, tuple[Observation, tuple[str, ...]]]:
@@ -184,7 +186,7 @@ def over_files(
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
         answered = answer(some(logits[0], finite))
         boxes = [job.box for job in seen]
-        return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes)
+        return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes, known.observations)
 
     return run_rows(forward, jobs, read, encode, finish, threads=threads)
 

@@ -14,6 +14,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,14 +23,16 @@ import polars as pl
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import RunDirectory, replaced_file, sha256_of
-from linnaeus_jax.inference.answers import Answered
+from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import BUNDLE_JSON
 from linnaeus_jax.inference.files.boxed import write_best
-from linnaeus_jax.inference.files.megadetector import MegaDetectorLines
+from linnaeus_jax.inference.files.camtrap_dp import CamtrapLines
+from linnaeus_jax.inference.files.darwin_core import DarwinCoreLines
+from linnaeus_jax.inference.files.megadetector import BoxSource, MegaDetectorLines
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
-from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, unreadable_lines
+from linnaeus_jax.inference.files.prediction_lines import CsvLines, JsonLines, WholeLines, lines_for, unreadable_lines
 from linnaeus_jax.inference.files.unfinished import (
     PICTURES,
     UNREADABLE,
@@ -39,10 +42,12 @@ from linnaeus_jax.inference.files.unfinished import (
     sidecar_path,
 )
 from linnaeus_jax.inference.reasons import CODES
+from linnaeus_jax.reading.camtrap_dp import read_package
 
 FORMATS = (".csv", ".jsonl", ".parquet")
-#: also of answers for boxes, see `megadetector`
-BOX_FORMATS = (*FORMATS, ".json")
+CAMTRAP, DARWIN_CORE = ".camtrap.zip", ".dwca.zip"
+#: also of answers for boxes, see `megadetector`; see `camtrap_dp` and `darwin_core`
+ALL_FORMATS = (*FORMATS, ".json", CAMTRAP, DARWIN_CORE)
 _ROWS, _GALLERY = "rows", "gallery.jsonl"
 
 
@@ -60,10 +65,52 @@ def model_digest(bundle: Bundle) -> str:
 
 def check_format(out: Path, formats: Sequence[str] = FORMATS, what: str = "predictions") -> str:
     """The suffix of a file of predictions, or of something else. Raises UserError for one that is not written."""
-    suffix = out.suffix.lower()
-    if suffix not in formats:
+    suffix = next((each for each in formats if out.name.lower().endswith(each)), None)
+    if suffix is None:
         raise UserError(f"{out} must end in one of {', '.join(formats)}, the forms that {what} are written in")
     return suffix
+
+
+Form = CsvLines | JsonLines | WholeLines
+
+
+def form_of(
+    out: Path | None,
+    bundle: Bundle,
+    options: AnswerOptions,
+    title: str,
+    boxes: BoxSource | None,
+    source: Path | None,
+    pictures: Sequence[PictureFile],
+) -> Form:
+    """What a file of predictions is made of, by its suffix; None is made of CSV, as Parquet is.
+
+    Args:
+      title: of the model.
+      boxes: where they belong, if answers are for boxes.
+      source: what place and date come from, the package of a Camtrap DP.
+      pictures: all that are predicted.
+
+    Raises:
+      UserError: a package that cannot be written.
+    """
+    suffix = ".csv" if out is None else check_format(out, ALL_FORMATS)
+    if suffix == ".json" and boxes is not None:
+        return MegaDetectorLines(replace(boxes, title=title), bundle.taxonomy, options)
+    if suffix == CAMTRAP:
+        if source is None:
+            raise UserError(f"{out} is a Camtrap DP; give the package that the pictures are of: --camtrap-dp PACKAGE")
+        return CamtrapLines(source, pictures, bundle.taxonomy, options, (title, model_digest(bundle)))
+    if suffix == DARWIN_CORE:
+        return DarwinCoreLines(bundle.taxonomy, options, (title, model_digest(bundle)))
+    return lines_for(suffix, bundle.taxonomy, options, boxes is not None)
+
+
+def digest_of_package(out: Path | None, source: Path | None) -> dict[str, str]:
+    """What a Camtrap DP that is written depends on beside its pictures; nothing of other files."""
+    if out is None or source is None or not out.name.lower().endswith(CAMTRAP):
+        return {}
+    return {"package": read_package(source).digest[:16]}
 
 
 class Predictions(Unfinished):
@@ -72,7 +119,7 @@ class Predictions(Unfinished):
     def __init__(
         self,
         folder: Path,
-        lines: CsvLines | JsonLines | MegaDetectorLines,
+        lines: Form,
         files: Mapping[str, IO[bytes]],
         log: IO[bytes],
         pictures: Sequence[PictureFile] = (),
@@ -105,7 +152,7 @@ class Predictions(Unfinished):
     def finish(self, out: Path, about: Mapping[str, Any]) -> None:
         """Makes `out` and what belongs to it; `remove` takes the rest away."""
         with replaced_file(out) as temporary:
-            if isinstance(self._lines, MegaDetectorLines):
+            if isinstance(self._lines, WholeLines):
                 self._lines.write(self.folder / _ROWS, temporary)
             elif check_format(out) == ".parquet":
                 assert isinstance(self._lines, CsvLines)
@@ -128,7 +175,7 @@ def unfinished(
     folder: Path,
     out: Path,
     about: Mapping[str, Any],
-    lines: CsvLines | JsonLines | MegaDetectorLines,
+    lines: Form,
     pictures: Sequence[PictureFile] = (),
 ) -> Iterator[Predictions]:
     """Opens what is unfinished, or begins it.

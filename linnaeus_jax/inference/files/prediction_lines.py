@@ -12,6 +12,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -51,11 +52,54 @@ class Lines:
         rank, asked = [*self.ranks, ""][place], options or self.options
         return reasons.text(code, rank, asked.min_confidence, asked.coverage)
 
+    def named(self, path: Sequence[tuple[int, float]], place: int) -> dict[str, str]:
+        """Rank -> name of the answer and of the taxa above it, the coarsest first; those without a name by their id."""
+        found = {}
+        for task, rank, (index, _) in zip(self.tasks, self.ranks, path[: place + 1] if place < len(path) else ()):
+            if index >= self.taxonomy.first:
+                _, number, name, _ = self.taxonomy.described[task][index]
+                found[rank] = name or str(number)
+        return found
+
+    def remarks(
+        self, path: Sequence[tuple[int, float]], place: int, tops: Sequence[tuple[list[int], list[float]]], code: str
+    ) -> str:
+        """Why an answer ends above the finest rank, and the likeliest taxon there; "" where it does not."""
+        if not code:
+            return ""
+        best = [(index, p) for index, p in zip(*tops[-1]) if index >= self.taxonomy.first][:1]
+        taxa = self.taxonomy.described[self.tasks[-1]]
+        likely = [f"likeliest {self.ranks[-1]}: {taxa[index][2] or taxa[index][1]} ({p:.2f})" for index, p in best]
+        return "; ".join([self.why(code, place), *likely])
+
     def known(self, task: str) -> Iterator[tuple[str, int, str, str] | None]:
         """Rank, id and names of every class of a rank; None for null. The last one is for classes of number -1."""
         for index, described in enumerate(self.taxonomy.described[task]):
             yield described if index >= self.taxonomy.first else None
         yield None
+
+
+class WholeLines(Lines):
+    """A form of which a file is made at the end, of the lines of all pictures.
+
+    Attributes:
+      said: what a person should know, one line each.
+    """
+
+    header = ""
+    said: tuple[str, ...] = ()
+
+    def lines(self, part: Part[Answered]) -> list[str]:
+        """What is kept of a part."""
+        raise NotImplementedError
+
+    def write(self, rows: Path, out: Path) -> None:
+        """Writes the file.
+
+        Args:
+          rows: the lines of all parts.
+        """
+        raise NotImplementedError
 
 
 class CsvLines(Lines):
