@@ -51,6 +51,7 @@ GROUPS = {
         "similar": "similar",
         "label-issues": "label_issues",
         "folds": "folds",
+        "prior": "prior",
     },
     "Looking into a run": {
         "debug events": "analyze_debug_logs",

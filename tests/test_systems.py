@@ -25,8 +25,8 @@ from linnaeus_jax.config import get_config
 from linnaeus_jax.config.derived import default_workdir
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.h5_direct import FileBytes
+from linnaeus_jax.inference.files.explained import png_of
 from linnaeus_jax.inference.files.picture_list import PictureFile
-from linnaeus_jax.tools.predict import png_of
 from tests.source import is_named, nodes_of
 
 ROOT = Path(__file__).parents[1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +26,9 @@ from linnaeus_jax.inference.paths import (
     log_softmax,
     some,
 )
-from linnaeus_jax.inference.results import Prediction, Taxon
+from linnaeus_jax.inference.prior import PRIOR, PRIOR_CHANGE, BoundPrior, Prior, said_of_prior
+from linnaeus_jax.inference.results import Prediction, Taxon, taxon_of
+from linnaeus_jax.reading.metadata import Encoded
 
 CONSISTENCY = ("path", "documented")
 #: an answer is at least this probable, unless asked otherwise
@@ -50,6 +54,7 @@ class AnswerOptions:
       class_balance: see `TaxonomyPaths.__call__`.
       coverage: that was asked for.
       least_share: of the taxa of a set, see `sets`; None: no sets.
+      prior: whether it is said what the prior of places and dates changes.
     """
 
     top_k: int = TOP_K
@@ -60,6 +65,7 @@ class AnswerOptions:
     class_balance: float = 0.0
     coverage: float | None = None
     least_share: float | None = None
+    prior: bool = False
 
 
 #: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
@@ -89,6 +95,7 @@ class Answered:
       reason: int8 [N], places in `reasons.CODES`.
       sets: object [N], lists of `sets.Entry`; [0] where no sets are wanted.
       set_size: int64 [N], leaves of each set; [0] likewise.
+      prior: [N] of `PRIOR_CHANGE`; [0] where there is no prior.
     """
 
     best: NDArray[np.int32]
@@ -100,6 +107,7 @@ class Answered:
     reason: NDArray[np.int8]
     sets: NDArray[np.object_]
     set_size: NDArray[np.int64]
+    prior: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PRIOR_CHANGE))
 
     def rows(self, tasks: Sequence[str]) -> Iterator[AnsweredRow]:
         """Every picture as plain numbers; a rank that was given up lists null alone.
@@ -128,10 +136,21 @@ class Answers:
 
     def __init__(self, taxonomy: Taxonomy, calibration: Calibration) -> None:
         self.taxonomy, self.calibration = taxonomy, calibration
-        self._paths = ChangedPaths(taxonomy, calibration.path_counts)
+        self.paths = ChangedPaths(taxonomy, calibration.path_counts)
         #: training rows of the taxa that are answered, see `TaxonomyTree.path_counts`
         self.path_counts = taxonomy.summed(calibration.path_counts)
         self.leaves = sets.Leaves(taxonomy)
+        self.prior: BoundPrior | None = None
+
+    def with_prior(self, prior: Prior, cut: float = 0.0) -> Answers:
+        """The same with a prior of places and dates; see `BoundPrior.of`."""
+        same = copy.copy(self)
+        same.prior = BoundPrior.of(prior, self.taxonomy, self.paths.called, cut)
+        return same
+
+    def located(self, logits: Logits, known: Encoded) -> Logits:
+        """Logits with what the prior, if there is one, says of the places and dates of the rows."""
+        return logits if self.prior is None else {**logits, PRIOR: self.prior.of_observations(known.observations)}
 
     def options(
         self,
@@ -175,14 +194,16 @@ class Answers:
                 if consistency == "path"
                 else "class_balance is of answers by the best path; leave out consistency 'documented'"
             )
+        if self.prior and consistency != "path":
+            raise UserError("a prior is of answers by the best path; leave out consistency 'documented'")
         least_share = None
         if as_sets and coverage is None:
             raise UserError("sets of taxa are made for a coverage; give one, such as 0.9, or ask for answers")
         if coverage is not None:
-            if restrict is not None or consistency != "path" or class_balance:
+            if restrict is not None or consistency != "path" or class_balance or self.prior:
                 raise UserError(
                     "coverage was measured for answers by the best path among all taxa, as common as in training; "
-                    "leave out restrict, class_balance, and consistency 'documented'"
+                    "leave out restrict, class_balance, prior, and consistency 'documented'"
                 )
             known = self.calibration
             min_confidence = conformal.least_confidence(known.coverage, known.coverage_rows, coverage)
@@ -199,6 +220,7 @@ class Answers:
             float(class_balance),
             coverage,
             least_share,
+            self.prior is not None,
         )
 
     def probabilities(
@@ -208,7 +230,8 @@ class Answers:
         float64 [N, C] of every class. Raises NotFiniteError for logits that are not finite."""
         check_finite(logits)
         if options.consistency == "path":
-            found = self._paths(logits, self.calibration.paths, options.allowed, options.class_balance)
+            more = self.prior.scores(logits[PRIOR]) if self.prior and PRIOR in logits else None
+            found = self.paths(logits, self.calibration.paths, options.allowed, options.class_balance, more)
             return found.best, found.by_task
         by_task, best = {}, []
         for task in self.taxonomy.tasks:
@@ -277,7 +300,29 @@ class Answers:
             self._reasons(logits, options, best, contradicting, answer),
             held,
             size,
+            self._changed(logits, options, best, answer) if PRIOR in logits else np.zeros(0, PRIOR_CHANGE),
         )
+
+    def _changed(
+        self, logits: Logits, options: AnswerOptions, best: NDArray[np.int32], answer: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """`PRIOR_CHANGE` of every row: the answer without the prior, and why it is another."""
+        assert self.prior is not None
+        ratios, every = logits[PRIOR], np.arange(len(best))
+        plain, by_task = self.probabilities({task: z for task, z in logits.items() if task != PRIOR}, options)
+        each = [by_task[task][every, plain[:, t]] for t, task in enumerate(self.taxonomy.tasks)]
+        good = (plain >= self.taxonomy.first) & (np.stack(each, axis=1) >= options.min_confidence)
+        found = np.zeros(len(best), PRIOR_CHANGE)
+        found["known"] = ratios.any(axis=1)
+        found["rank"] = np.where(good.any(axis=1), good.argmax(axis=1), -1)
+        found["times"] = 1.0
+        for t, task in enumerate(self.taxonomy.tasks):
+            now, then = answer == t, found["rank"] == t
+            found["before"][now] = by_task[task][now, best[now, t]]
+            found["times"][now, 0] = self.prior.times(ratios[now], task, best[now, t])
+            found["index"][then], found["probability"][then] = plain[then, t], each[t][then]
+            found["times"][then, 1] = self.prior.times(ratios[then], task, plain[then, t])
+        return found
 
     def _reasons(
         self,
@@ -341,14 +386,17 @@ class Answers:
             said = inputs[row] if inputs else (), notes[row] if notes else ()
             why = reasons.text(code, answer.rank if answer else "", options.min_confidence, options.coverage)
             members = None if listed is None else tuple(self.taxon(tasks[~at], i, p) for at, i, p in listed)
-            found.append(Prediction(taxa, top, answer, fixed, *said, code, why, members, size))
+            prior = (
+                said_of_prior(self.taxonomy, answered.prior[row], answered.answer[row], answered.best[row])
+                if len(answered.prior)
+                else (None, None)
+            )
+            found.append(Prediction(taxa, top, answer, fixed, *said, code, why, members, size, *prior))
         return found
 
     def taxon(self, task: str, index: int, probability: float) -> Taxon:
         """A class as it is reported; an index of -1 is unknown, as class 0 is where it is null."""
-        if index < self.taxonomy.first:
-            return Taxon(self.taxonomy.ranks[task], 0, "", "", probability)
-        return Taxon(*self.taxonomy.described[task][index], probability)
+        return taxon_of(self.taxonomy, task, index, probability)
 
 
 def best_first(probability: NDArray[np.float64], count: int) -> NDArray[np.int64]:

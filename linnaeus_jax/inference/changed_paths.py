@@ -52,11 +52,12 @@ class ChangedPaths(TaxonomyPaths):
         temperature: Mapping[str, float],
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
         class_balance: float = 0.0,
+        more: NDArray[np.float64] | None = None,
     ) -> PathProbabilities:
         """See `TaxonomyPaths`; `allowed` and what comes back are of the taxa that are answered."""
         if not self.now.heads:
-            return super().__call__(logits, temperature, allowed, class_balance)
-        scores = self.scores(logits, temperature, None, class_balance)
+            return super().__call__(logits, temperature, allowed, class_balance, more)
+        scores = self.scores(logits, temperature, None, class_balance, more)
         for place, task in enumerate(self.tree.task_keys if allowed is not None else ()):
             assert allowed is not None
             scores[:, ~np.append(allowed[task], True)[self.called[:, place]]] = -np.inf  # NONE is the last

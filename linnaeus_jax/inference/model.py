@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
@@ -21,6 +22,7 @@ from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, usual_buckets
 from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
+from linnaeus_jax.inference.prior import Prior, read_prior
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.reading.box_cuts import from_training, of_facts
@@ -70,6 +72,7 @@ class Model:
         coverage: float | None = None,
         class_balance: float = 0.0,
         as_sets: bool = False,
+        prior: str | os.PathLike[str] | None = None,
     ) -> list[Prediction]:
         """One prediction per picture, in their order.
 
@@ -80,13 +83,15 @@ class Model:
           components: numbers of metadata components by name, for those that are not computed from the above.
           top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance, as_sets: see
             `Answers.options`.
+          prior: file of `linnaeus prior build`; places and dates then count beside the picture, see `prior`.
 
         Raises:
           PictureError: a picture that cannot be read, with its position.
           NotFiniteError: the outputs of the model for an image are not finite; the message has its position.
           UserError, ValueError: arguments that do not fit the model or each other.
         """
-        options = self.answers.options(
+        model = self if prior is None else self.with_prior(read_prior(Path(prior)))
+        options = model.answers.options(
             top_k=top_k,
             min_confidence=min_confidence,
             consistency=consistency,
@@ -98,7 +103,7 @@ class Model:
         )
 
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:
-            return self.answered(logits, encoded, lambda z, of: self.answers(z, options, self.inputs(of), of.notes))
+            return model.answered(logits, encoded, lambda z, of: model.answers(z, options, self.inputs(of), of.notes))
 
         return self._of_all(
             images,
@@ -110,6 +115,16 @@ class Model:
             elevation=elevation,
             components=components,
         )
+
+    def with_prior(self, prior: Prior, cut: float = 0.0) -> Model:
+        """The same model with a prior of places and dates; taxa that are less than `cut` times as common are excluded.
+
+        Raises:
+          UserError: a prior of other taxa.
+        """
+        same = copy.copy(self)
+        same.answers = self.answers.with_prior(prior, cut)
+        return same
 
     def embed(
         self,
@@ -194,9 +209,10 @@ class Model:
         """
         finite = finite_rows(logits)
         if finite.all():
-            return list(answer(logits, known))
+            return list(answer(self.answers.located(logits, known), known))
         rows = np.flatnonzero(finite)
-        said = iter(answer(some(logits, rows), known.take(rows.tolist())) if len(rows) else ())
+        kept = known.take(rows.tolist()) if len(rows) else known
+        said = iter(answer(self.answers.located(some(logits, rows), kept), kept) if len(rows) else ())
         return [next(said) if good else None for good in finite.tolist()]
 
     def read(self, pictures: Sequence[Picture], first: int = 0) -> NDArray[np.uint8]:

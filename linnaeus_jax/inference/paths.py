@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference import reasons
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
-Logits = Mapping[str, NDArray[np.float32]]
+Logits = Mapping[str, NDArray[np.floating[Any]]]
 #: what stands for a class where a path has none at a rank
 NONE = -1
 #: of the share of a taxon's descendants, what is spread evenly over the taxa of its rank: the model may not know them
@@ -171,9 +172,12 @@ class TaxonomyPaths:
         temperature: Mapping[str, float],
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
         class_balance: float = 0.0,
+        more: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """Unnormalised log-probabilities [N, P]; -inf for paths with a class that is not `allowed`."""
         total = np.tile((1 - class_balance) * self.log_prior, (len(next(iter(logits.values()))), 1))
+        if more is not None:
+            total += more
         for place, task in enumerate(self.tree.task_keys):
             total += self.rank_scores(place, logits, temperature[task])
             if allowed is not None:
@@ -239,6 +243,7 @@ class TaxonomyPaths:
         temperature: Mapping[str, float],
         allowed: Mapping[str, NDArray[np.bool_]] | None = None,
         class_balance: float = 0.0,
+        more: NDArray[np.float64] | None = None,
     ) -> PathProbabilities:
         """Probabilities of logits float32 [N, C] by task.
 
@@ -246,8 +251,9 @@ class TaxonomyPaths:
           allowed: task -> bool [C]; the probabilities are of what it allows.
           class_balance: by how much paths are as likely as each other beforehand, instead of as in training (0), to 1;
             the logits adjusted by the counts of the classes (Menon et al., 2021).
+          more: what is added to the scores, float64 [N, P], see `prior`.
         """
-        scores = self.scores(logits, temperature, allowed, class_balance)
+        scores = self.scores(logits, temperature, allowed, class_balance, more)
         shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
         probability = shifted / shifted.sum(axis=1, keepdims=True)
         summed = np.concatenate([np.zeros((len(scores), 1)), np.cumsum(probability, axis=1)], axis=1)

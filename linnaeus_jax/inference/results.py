@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linnaeus_jax.data.taxon_names import describe_taxon
+
+if TYPE_CHECKING:
+    from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,13 @@ class Taxon:
         return describe_taxon(self.taxon_id, self.name, self.common_name) if self.known else "unknown"
 
 
+def taxon_of(taxonomy: Taxonomy, task: str, index: int, probability: float) -> Taxon:
+    """A class as it is reported; an index of -1 is unknown, as class 0 is where it is null."""
+    if index < taxonomy.first:
+        return Taxon(taxonomy.ranks[task], 0, "", "", probability)
+    return Taxon(*taxonomy.described[task][index], probability)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The answer for one picture.
@@ -53,6 +63,8 @@ class Prediction:
       set: taxa of any ranks, the most probable first, that hold the truth with the coverage asked for; None: no set was
         asked for, see `sets`.
       set_size: how many taxa without any below them these are.
+      without_prior, prior_text: the answer without the prior of places and dates, None for unknown, and in words what
+        it changed; None where there is no prior.
     """
 
     path: tuple[Taxon, ...]
@@ -65,6 +77,8 @@ class Prediction:
     reason_text: str = ""
     set: tuple[Taxon, ...] | None = None
     set_size: int = 0
+    without_prior: Taxon | None = None
+    prior_text: str | None = None
 
     def __str__(self) -> str:
         """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
@@ -92,4 +106,10 @@ class Prediction:
             "reason_text": self.reason_text,
             **({} if self.set is None else {"set": [dict(vars(taxon)) for taxon in self.set]}),
             **({} if self.set is None else {"set_size": self.set_size}),
+            **({} if self.prior_text is None else prior_json(self.without_prior, self.prior_text)),
         }
+
+
+def prior_json(without: Taxon | None, text: str) -> dict[str, Any]:
+    """What a prior of places and dates changed, as JSON types."""
+    return {"without_prior": None if without is None else dict(vars(without)), "prior_text": text}

@@ -88,6 +88,8 @@ FIXED_COLUMNS: tuple[str, ...] = (
 LABEL_PARTS: tuple[str, ...] = ("id", "name", "common")
 LABEL_PREFIXES: tuple[str, ...] = tuple(f"{part}_{sign}" for part in LABEL_PARTS for sign in "L:")
 
+#: which box of its picture a row is about, where the boxes of a source have labels of their own; else not there
+OWN_BOX = "own_box"
 WRITTEN = "written_"
 
 #: (what is being done, done, total); total 0 where it is unknown

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from linnaeus_jax.inference.model import Model
     from linnaeus_jax.reading.box_cuts import Cut
     from linnaeus_jax.reading.boxes import BoxFile
 
@@ -117,6 +118,47 @@ def boxes_of(args: argparse.Namespace) -> BoxFile:
     if args.box_columns or args.box_units:
         raise UserError(f"--box-columns and --box-units are of tables, but {args.boxes} is a Camtrap DP")
     return read_package(args.boxes).boxes()
+
+
+def prior_options(parser: Any) -> None:
+    """Adds a prior of places and dates."""
+    parser.add_argument("--prior", type=Path, metavar="NPZ", help="of places and dates, from linnaeus prior build")
+    parser.add_argument("--prior-weight", type=float, metavar="NUMBER", help="beside the picture (that of the prior)")
+    parser.add_argument(
+        "--prior-cut",
+        type=float,
+        default=0.0,
+        metavar="TIMES",
+        help="exclude taxa that are less than so many times as common there and then as everywhere (none)",
+    )
+
+
+def with_prior(args: argparse.Namespace, model: Model, say: Callable[[str], None]) -> Model:
+    """A model with the prior that the arguments name, if they do; tells what it knows.
+
+    Raises:
+      UserError: a prior that cannot be used.
+    """
+    from linnaeus_jax.config.errors import UserError
+    from linnaeus_jax.inference.prior import read_prior, weighted
+
+    if args.prior is None:
+        if args.prior_weight is not None or args.prior_cut:
+            raise UserError("--prior-weight and --prior-cut are of a prior: give --prior FILE, too")
+        return model
+    if not 0 <= args.prior_cut < 1:
+        raise UserError(f"--prior-cut is {args.prior_cut:g}; give a number below 1, such as 0.01")
+    prior = weighted(read_prior(args.prior), args.prior_weight)
+    found = model.with_prior(prior, args.prior_cut)
+    assert found.answers.prior is not None
+    task = model.bundle.tasks[0]
+    own, classes = found.answers.prior.own[task], len(model.bundle.taxonomy.classes[task]) - model.bundle.taxonomy.first
+    rank = model.bundle.taxonomy.ranks[task]
+    say(f"{args.prior}: knows {own:,} of {classes:,} taxa of the rank {rank}; weight {prior.weight:g}")
+    inputs = {kind for component in model.bundle.encoder.components for kind in component.inputs}
+    if inputs & {"place", "date"}:
+        say("the model is told places or dates, too, so they count twice; linnaeus prior fit finds the right weight")
+    return found
 
 
 def cut_of(args: argparse.Namespace, stored: Cut | None = None, without: str = "whole") -> Cut:

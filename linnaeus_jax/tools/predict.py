@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
     from linnaeus_jax.inference.bundle.bundle import Bundle
     from linnaeus_jax.inference.files.megadetector import BoxSource
-    from linnaeus_jax.inference.files.picture_list import PictureFile
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.inference.files.unfinished import Summary, Unfinished
     from linnaeus_jax.inference.model import Model
@@ -37,7 +36,6 @@ from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import write_atomically
 from linnaeus_jax.reading.text import text_lines
-from linnaeus_jax.system import file_name
 
 #: pictures whose answers are printed
 PRINTED = 100
@@ -151,6 +149,7 @@ def argument_parser() -> argparse.ArgumentParser:
         default="path",
         help="path: the best path of the tree (default); documented: each rank alone, null where they contradict",
     )
+    tools.prior_options(answers)
     work_options(parser)
     return parser
 
@@ -239,7 +238,7 @@ def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[s
 def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
     from linnaeus_jax.inference.files.boxed import digest_of
-    from linnaeus_jax.inference.files.prediction_files import digest_of_package, model_digest
+    from linnaeus_jax.inference.files.prediction_files import digest_of_package, digest_of_prior, model_digest
 
     return {
         "model": model_digest(model.bundle),
@@ -254,6 +253,7 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         **({"class_balance": args.class_balance} if args.class_balance else {}),
         **({} if args.boxes is None else {"boxes": digest_of(jobs, args.boxes if is_json(args.out) else None)}),
         **digest_of_package(args.out, args.meta),
+        **({} if args.prior is None else {"prior": digest_of_prior(model)}),
         "gallery": args.gallery is not None,
         "reasons": True,  # lines of earlier versions had none
     }
@@ -337,6 +337,7 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.step.process import set_up_inference
 
     set_up_inference()
+    from linnaeus_jax.inference.files.explained import explain_files
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
     from linnaeus_jax.inference.files.unfinished import finished, remove, sidecar_path
@@ -357,6 +358,7 @@ def main(argv: Sequence[str]) -> int:
     model = Model(
         bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),), runtime=args.runtime
     )
+    model = tools.with_prior(args, model, say)
     options = options_of(args, model)
     if not bundle.calibration.rows:
         say("the probabilities are not calibrated: that is done where a bundle is made, by linnaeus bundle")
@@ -382,7 +384,12 @@ def main(argv: Sequence[str]) -> int:
     what = "pictures" if args.boxes is None else "boxes and whole pictures"
     for line in summary_lines(summary, model.bundle, options, source, args.out, args.coverage, what):
         say(line)
-    unexplained = explain(args.explain, model, jobs, options, exif) if args.explain is not None else 0
+    unexplained = 0
+    if args.explain is not None:
+        from linnaeus_jax.inference.quality.explaining import explain
+
+        with tools.progress_bar("explaining") as progress:
+            unexplained = explain_files(explain, args.explain, model, jobs, options, exif, say, progress)
     return 2 if not summary.answered or summary.not_finite or unexplained else 0
 
 
@@ -454,44 +461,6 @@ def predict(
         if len(jobs) > PRINTED:
             say(f"... and {len(jobs) - PRINTED:,} more pictures; write them all with --out predictions.csv")
     return work.summary
-
-
-def explain(out: Path, model: Model, jobs: Sequence[Job], options: AnswerOptions, exif: bool) -> int:
-    """Writes a PNG for each picture that has an answer; those that are there already are kept. Returns how many have
-    none because the outputs of the model are not finite."""
-    from linnaeus_jax.inference.paths import NotFiniteError
-    from linnaeus_jax.inference.pictures import PictureError
-    from linnaeus_jax.inference.quality.explaining import explain as explain_one
-    from linnaeus_jax.reading.exif import observation_of
-    from linnaeus_jax.reading.metadata import Observation
-
-    written = not_finite = 0
-    with tools.progress_bar("explaining") as progress:
-        for done, job in enumerate(jobs, 1):
-            path = png_of(out, job.picture)
-            if not path.exists() and not job.picture.fault:
-                try:
-                    data = job.picture.path.read_bytes()
-                    observation = job.observation or (observation_of(data)[0] if exif else Observation())
-                    explanation = explain_one(model, data, observation, options)
-                except (OSError, PictureError):  # told with the predictions
-                    continue
-                except NotFiniteError as error:
-                    say(f"{job.picture.name} is not explained: {error}")
-                    not_finite += 1
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                explanation.save(path)
-                written += 1
-            progress(done, len(jobs))
-    say(f"{out}: {written} explanations written")
-    return not_finite
-
-
-def png_of(out: Path, picture: PictureFile) -> Path:
-    """Where the explanation of a picture goes; pictures of one name in several arguments are told apart."""
-    number = hashlib.sha256(picture.name.encode()).hexdigest()[:8]
-    return out.joinpath(*map(file_name, f"{picture.relative}.{number}.png".split("/")))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", default="best", help="of a run: best (default), newest or a step")
     tools.plugins_option(parser)
     tools.runtime_option(parser)
+    tools.prior_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0: any free one (default: 8000)")
     parser.add_argument(
@@ -145,6 +146,7 @@ def main(argv: Sequence[str]) -> None:
         access = access_of(host, options.host_names, options.origins, token)
         bundle = read_bundle_or_run(options.bundle, options.checkpoint, options.plugins)
         model = Model(bundle, buckets or usual_buckets(bundle.preprocessing.size, SERVER_BUCKETS), options.runtime)
+        model = tools.with_prior(options, model, lambda text: console.print(text, soft_wrap=True))
         limits = Limits(
             round(options.max_body_mib * 2**20),
             options.max_pictures,

@@ -20,11 +20,9 @@ from linnaeus_jax.reading.camtrap_dp import BOX, MACHINE, NAME, Package, is_pack
 from linnaeus_jax.reading.columns import Links, level_name
 from linnaeus_jax.reading.identification import identify
 from linnaeus_jax.reading.picture_folder import open_folder
-from linnaeus_jax.reading.schema import SourceRows, label_column
+from linnaeus_jax.reading.schema import OWN_BOX, SourceRows, label_column
 from linnaeus_jax.taxonomy.ranks import RANK_LEVELS
 
-#: column of `SourceRows.frame`: which box of its picture a row is about, where the boxes have labels of their own
-OWN_BOX = "own_box"
 #: rank of blank, animal, human and vehicle, for those who ask for it
 TYPE = columns.OWN + "observation_type"
 #: types of what a medium of an event with animals may show instead of them

@@ -8,12 +8,10 @@ from dataclasses import astuple, replace
 
 import polars as pl
 
-from linnaeus_jax.building.sources.camtrap_dp import OWN_BOX
-from linnaeus_jax.building.sources.records import reject
 from linnaeus_jax.files import json_text
 from linnaeus_jax.reading.box_cuts import Cut, said
 from linnaeus_jax.reading.boxes import Box, BoxFile
-from linnaeus_jax.reading.schema import DETAIL, NO_BOX, OCCURRENCE, PICTURE, REASON, SourceRows
+from linnaeus_jax.reading.schema import DETAIL, NO_BOX, OCCURRENCE, OWN_BOX, PICTURE, REASON, SourceRows
 
 #: column of the rows of a source: what `box_of` reads, null where the whole picture is meant
 BOX = "box"
@@ -51,16 +49,13 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
         own_box, number = pl.col(OWN_BOX), pl.col(BOX).str.extract(r"^\[(\d+)").cast(pl.Int64)
         frame = frame.filter(own_box.is_null() | number.is_null() | (number == own_box))
         left_out = own_box.is_not_null() & pl.col(BOX).is_null() & pl.col(REASON).is_null()
-        frame = reject(frame, left_out, NO_BOX, found.path.name).drop(OWN_BOX)
+        frame = _rejected(frame, left_out, found).drop(OWN_BOX)
     own = pl.col(OCCURRENCE) if OCCURRENCE in frame.columns else pl.lit(None, pl.String)
     frame = frame.with_columns(pl.coalesce(own, "several").alias(OCCURRENCE))
     whole = pl.col(BOX).is_null() & pl.col(PICTURE).is_not_null() & pl.col(REASON).is_null()
     without = int(frame.select(whole.sum()).item())
     if cut.without == "skip":
-        frame = frame.with_columns(
-            pl.when(whole).then(pl.lit(text)).otherwise(name).alias(name)
-            for name, text in ((REASON, NO_BOX), (DETAIL, found.path.name))
-        )
+        frame = _rejected(frame, whole, found)
     lines = said(found, left, sorted(found.boxes.keys() - set(names)))
     boxed = frame.filter(pl.col(BOX).is_not_null())[PICTURE]
     done = "used whole" if cut.without == "whole" else "left out"
@@ -71,3 +66,9 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
         files=(*source.files, found.path),
         warnings=(*source.warnings, *lines),
     )
+
+
+def _rejected(frame: pl.DataFrame, rows: pl.Expr, found: BoxFile) -> pl.DataFrame:
+    """Rejects rows for having no box."""
+    said = ((REASON, NO_BOX), (DETAIL, found.path.name))
+    return frame.with_columns(pl.when(rows).then(pl.lit(text)).otherwise(name).alias(name) for name, text in said)

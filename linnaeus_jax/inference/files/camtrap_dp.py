@@ -145,12 +145,15 @@ class CamtrapLines(WholeLines):
                 if line["taxon"]:
                     taxa.setdefault(line["taxon"]["scientificName"], line["taxon"])
         path = self.table.paths[-1]
-        with Archive(self.package.path, DESCRIPTOR) as opened, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
-            file.writestr(DESCRIPTOR, json.dumps(self._descriptor(taxa), ensure_ascii=False, indent=2) + "\n")
+        with (
+            Archive(self.package.path, DESCRIPTOR) as opened,
+            zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
+        ):
+            archive.writestr(DESCRIPTOR, json.dumps(self._descriptor(taxa), ensure_ascii=False, indent=2) + "\n")
             named = [path for resource in self.package.descriptor["resources"] for path in paths_of(resource)]
             for name in dict.fromkeys(each for each in named if "://" not in each):
                 last = b"\n"
-                with opened.open(name) as source, file.open(name, "w") as member:
+                with opened.open(name) as source, archive.open(name, "w") as member:
                     while block := source.stream.read(1 << 20):
                         member.write(block)
                         last = block[-1:]

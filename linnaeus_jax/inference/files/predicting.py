@@ -156,7 +156,9 @@ def over_files(
       known: do so though the model knows no metadata, for others who ask.
       threads: that read and decode; 0: one per core.
     """
-    exif = exif and (known or any(component.inputs for component in model.bundle.encoder.components))
+    exif = exif and (
+        known or model.answers.prior is not None or any(each.inputs for each in model.bundle.encoder.components)
+    )
 
     @functools.lru_cache(maxsize=2)  # boxes of a picture follow each other
     def whole(path: str) -> tuple[Pixels, tuple[Observation, tuple[str, ...]]]:
@@ -184,7 +186,8 @@ def over_files(
         inputs = model.inputs(known)
         seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
-        answered = answer(some(logits[0], finite))
+        own = some(logits[0], finite)
+        answered = answer(model.answers.located(own, known) if forward is model.forward else own)
         boxes = [job.box for job in seen]
         return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes, known.observations)
 

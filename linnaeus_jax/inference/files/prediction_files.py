@@ -41,6 +41,7 @@ from linnaeus_jax.inference.files.unfinished import (
     opened,
     sidecar_path,
 )
+from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.reasons import CODES
 from linnaeus_jax.reading.camtrap_dp import read_package
 
@@ -104,6 +105,15 @@ def form_of(
     if suffix == DARWIN_CORE:
         return DarwinCoreLines(bundle.taxonomy, options, (title, model_digest(bundle)))
     return lines_for(suffix, bundle.taxonomy, options, boxes is not None)
+
+
+def digest_of_prior(model: Model) -> str:
+    """What tells one prior beside a model from another."""
+    bound = model.answers.prior
+    assert bound is not None
+    arrays = (bound.prior.parent, bound.prior.taxon, bound.prior.cell, bound.prior.month, bound.prior.count)
+    text = repr((bound.prior.names, bound.prior.degrees, bound.prior.alpha, bound.prior.weight, bound.cut))
+    return hashlib.sha256(text.encode() + b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
 
 def digest_of_package(out: Path | None, source: Path | None) -> dict[str, str]:

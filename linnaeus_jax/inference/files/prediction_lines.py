@@ -22,6 +22,8 @@ from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
+from linnaeus_jax.inference.prior import said_of_prior
+from linnaeus_jax.inference.results import Taxon, prior_json
 from linnaeus_jax.reading.boxes import Box
 
 UNKNOWN = "unknown"
@@ -71,6 +73,10 @@ class Lines:
         taxa = self.taxonomy.described[self.tasks[-1]]
         likely = [f"likeliest {self.ranks[-1]}: {taxa[index][2] or taxa[index][1]} ({p:.2f})" for index, p in best]
         return "; ".join([self.why(code, place), *likely])
+
+    def said_of_prior(self, answered: Answered, row: int) -> tuple[Taxon | None, str]:
+        """See there."""
+        return said_of_prior(self.taxonomy, answered.prior[row], int(answered.answer[row]), answered.best[row])
 
     def known(self, task: str) -> Iterator[tuple[str, int, str, str] | None]:
         """Rank, id and names of every class of a rank; None for null. The last one is for classes of number -1."""
@@ -124,6 +130,9 @@ class CsvLines(Lines):
         schema |= {"reason": pl.String, "reason_text": pl.String}
         if self.options.least_share is not None:
             schema |= {"set": pl.String, "set_size": pl.Int64}
+        if self.options.prior:
+            schema |= {"without_prior_rank": pl.String, "without_prior_name": pl.String}
+            schema |= {"without_prior_probability": pl.Float64, "prior_text": pl.String}
         return schema | {"inputs": pl.String, "metadata_from": pl.String, "notes": pl.String, "top": pl.String}
 
     @property
@@ -155,6 +164,11 @@ class CsvLines(Lines):
             if members is not None:
                 taxa = [(self.ranks[~t], *self._taxa[~t][i], float(f"{p:.6g}")) for t, i, p in members]
                 fixed += [json.dumps(taxa, ensure_ascii=False, separators=(",", ":")), str(size)]
+            if self.options.prior and part.answered is not None:
+                without, text = self.said_of_prior(part.answered, row)
+                name = UNKNOWN if without is None else without.name or str(without.taxon_id)
+                fixed += [without.rank, name, f"{without.probability:.6g}"] if without else ["", name, ""]
+                fixed.append(text)
             said = [" ".join(part.inputs[row]), part.metadata_from[row], "; ".join(part.notes[row])]
             listed = json.dumps(top, ensure_ascii=False, separators=(",", ":"))
             box = box_cells(part.boxes[row]) if self.boxes else ()
@@ -215,6 +229,8 @@ class JsonLines(Lines):
             if members is not None:
                 said["set"] = [{**self._taxa[~t][i], "probability": p} for t, i, p in members]
                 said["set_size"] = size
+            if len(answered.prior):
+                said |= prior_json(*self.said_of_prior(answered, row))
             objects.append(said)
         return objects
 

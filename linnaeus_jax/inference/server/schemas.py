@@ -132,7 +132,8 @@ class PredictionOut(BaseModel):
     none is; `top` the most probable taxa of every rank; `inputs` the metadata that were used; `notes` what was given
     but not used, and why; `reason` why the answer ends above the finest rank, as a code, "" where it does not, and
     `reason_text` the same in words; `set` the taxa that hold the truth with the coverage asked for, and `set_size` how
-    many taxa without any below them these are, where `as_sets` was asked for.
+    many taxa without any below them these are, where `as_sets` was asked for; where the server has a prior of places
+    and dates, `without_prior` the answer without it, and `prior_text` in words what it changed.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -147,6 +148,8 @@ class PredictionOut(BaseModel):
     reason_text: str
     set: list[TaxonOut] | None = None
     set_size: int | None = None
+    without_prior: TaxonOut | None = None
+    prior_text: str | None = None
 
 
 class PictureOut(PredictionOut):
