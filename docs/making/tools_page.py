@@ -37,6 +37,7 @@ PAGES = {
     "model_info": "models.md",
     "pack": "your_data.md",
     "predict": "using_a_model.md",
+    "prior": "places_and_dates.md",
     "profile_summary": "profiling.md",
     "replay": "overflow.md",
     "replay_metrics": "wandb_tensorboard.md",
@@ -118,8 +119,19 @@ def _joined(choices: Any) -> str:
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments and options of a parser, but --help."""
-    yield from (action for action in parser._actions if not isinstance(action, argparse._HelpAction))
+    """The arguments and options of a parser and of its commands, but --help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from actions(each)
+        elif not isinstance(action, argparse._HelpAction):
+            yield action
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Name -> parser of each command of a program; the program itself by "" where it has none."""
+    found = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0]) if found else {"": parser}
 
 
 def _tool(name: str) -> str:
@@ -128,9 +140,10 @@ def _tool(name: str) -> str:
     parts = [f"## {name}", first]
     if rest.strip():
         parts.append(f"```text\n{textwrap.dedent(rest).strip()}\n```")
-    rows = [_option(parser, action) for action in actions(parser)]
-    if rows:
-        parts.append(table(("argument or option", "default", "needed", "what it does"), rows))
+    for command, each in _commands(parser).items():
+        parts += [f"`{command}`:"] * bool(command)
+        if rows := [_option(each, action) for action in actions(each)]:
+            parts.append(table(("argument or option", "default", "needed", "what it does"), rows))
     if takes_config:
         parts.append("`--config=FILE`, `--workdir=DIR` and `--config.<key>=VALUE` are those of [main](#main).")
     if name in PAGES:

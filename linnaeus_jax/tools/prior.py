@@ -1,8 +1,8 @@
 """Makes a prior of places and dates from occurrences, without a picture.
 
-    python -m linnaeus_jax.tools.prior build --occurrences records.csv --out prior.npz
-    python -m linnaeus_jax.tools.prior fit prior.npz BUNDLE --labels labels.h5 --images images.h5
-    python -m linnaeus_jax.tools.prior map prior.npz "Parus major" --month 5 --out map.png
+    linnaeus prior build --occurrences records.csv --out prior.npz
+    linnaeus prior fit prior.npz BUNDLE --labels labels.h5 --images images.h5
+    linnaeus prior map prior.npz "Parus major" --month 5 --out map.png
 
 `build` counts a table (CSV, TSV or Parquet with coordinates, dates and taxa, by the names of Darwin Core or usual ones)
 or an archive of GBIF, by cell and month. `fit` finds the weight beside a model with which labels of validation rows are
@@ -39,7 +39,7 @@ def argument_parser() -> argparse.ArgumentParser:
     build.add_argument("--cell", type=float, default=2.0, metavar="DEGREES", help="height of a cell, 0.1 to 30 (2)")
     build.add_argument("--max-uncertainty", type=float, default=50_000.0, metavar="M", help="of coordinates (50000)")
     fit = verbs.add_parser("fit", help="find the weight beside a model", allow_abbrev=False)
-    fit.add_argument("prior", type=Path, metavar="NPZ")
+    fit.add_argument("prior", type=Path, metavar="NPZ", help="of build; it is written anew")
     fit.add_argument("source", type=Path, metavar="BUNDLE", help="a bundle, or a run directory")
     fit.add_argument("--labels", type=Path, required=True, metavar="H5", help="labels file with places")
     fit.add_argument("--images", type=Path, required=True, metavar="H5_OR_DIRECTORY", help="its pictures")
@@ -47,12 +47,12 @@ def argument_parser() -> argparse.ArgumentParser:
     fit.add_argument("--checkpoint", default="best", help="of a run: best (default), newest or a step")
     tools.plugins_option(fit)
     draw = verbs.add_parser("map", help="draw where a taxon is common", allow_abbrev=False)
-    draw.add_argument("prior", type=Path, metavar="NPZ")
+    draw.add_argument("prior", type=Path, metavar="NPZ", help="of build")
     draw.add_argument("taxon", help="scientific name")
     draw.add_argument(
         "--month", type=int, choices=range(1, 13), default=0, metavar="1-12", help="of one month (the year)"
     )
-    draw.add_argument("--out", type=tools.picture, required=True, metavar="PNG")
+    draw.add_argument("--out", type=tools.picture, required=True, metavar="PNG", help="the picture: .png, .pdf or .svg")
     return parser
 
 

@@ -184,9 +184,7 @@ def test_answers_with_and_without(tits):
     words = said[0].prior_text or ""
     assert words.startswith("without place and date species Parus minor (0.")
     times = {name: np.exp(ratios[0, tits.names.index(("species", name))]) for name in ("Parus major", "Parus minor")}
-    assert (
-        f"Parus major is {times['Parus major']:.2g} times as common there and then as everywhere" in words
-    )
+    assert f"Parus major is {times['Parus major']:.2g} times as common there and then as everywhere" in words
     assert f"Parus minor is {times['Parus minor']:.2g} times" in words
     assert said[1].path[-1].probability > before[1].path[-1].probability
     for each in said:

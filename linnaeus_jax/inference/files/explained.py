@@ -28,8 +28,8 @@ def explain_files(
     say: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> int:
-    """Writes what `explain` makes of each picture that has an answer, as PNG; those that are there already are kept. Returns how many have
-    none because the outputs of the model are not finite."""
+    """Writes what `explain` makes of each picture that has an answer; PNGs that are there already are kept. Returns how
+    many have none because the outputs of the model are not finite."""
     written = not_finite = 0
     for done, job in enumerate(jobs, 1):
         path = png_of(out, job.picture)
