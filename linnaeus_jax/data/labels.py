@@ -154,6 +154,23 @@ def text_hashes(path: str, name: str = IDENTIFIERS) -> NDArray[np.int64]:
     return hashes
 
 
+def occurrence_numbers(parts: Sequence[tuple[LabelTable, NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """int64 [N]: of rows of tables, one table after the other, the same number for those of one occurrence; a row that
+    belongs to none has its own.
+
+    Raises:
+      FileNotFoundError, ValueError: as `read_label_tables`.
+    """
+    found = [
+        text_hashes(table.path, OCCURRENCE)[rows] if OCCURRENCE in table.offered else np.zeros(len(rows), np.int64)
+        for table, rows in parts
+    ]
+    hashes = np.concatenate(found)
+    return np.where(
+        hashes == 0, np.arange(len(hashes)), len(hashes) + np.unique(hashes, return_inverse=True)[1]
+    ).astype(np.int64)
+
+
 def read_split_column(path: str) -> NDArray[np.uint8]:
     """uint8 [N]: the split that the file gives each row, a position in `SPLITS`.
 

@@ -28,7 +28,7 @@ from linnaeus_jax.inference.paths import (
 )
 from linnaeus_jax.inference.prior import PRIOR, PRIOR_CHANGE, BoundPrior, Prior, said_of_prior
 from linnaeus_jax.inference.results import Prediction, Taxon, taxon_of
-from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.reading.metadata import Observation
 
 CONSISTENCY = ("path", "documented")
 #: an answer is at least this probable, unless asked otherwise
@@ -148,9 +148,9 @@ class Answers:
         same.prior = BoundPrior.of(prior, self.taxonomy, self.paths.called, cut)
         return same
 
-    def located(self, logits: Logits, known: Encoded) -> Logits:
+    def located(self, logits: Logits, observations: Sequence[Observation]) -> Logits:
         """Logits with what the prior, if there is one, says of the places and dates of the rows."""
-        return logits if self.prior is None else {**logits, PRIOR: self.prior.of_observations(known.observations)}
+        return logits if self.prior is None else {**logits, PRIOR: self.prior.of_observations(observations)}
 
     def options(
         self,
@@ -250,7 +250,7 @@ class Answers:
         memory.
         """
         rows = max(1, BLOCK // sum(len(self.taxonomy.classes[task]) for task in self.taxonomy.tasks))
-        count = len(logits[self.taxonomy.tasks[0]])
+        count = len(next(iter(logits.values())))
         blocks = (slice(start, start + rows) for start in range(0, count, rows))
         if rows >= count:
             return self._answered(logits, options)

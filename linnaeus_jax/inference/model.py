@@ -6,7 +6,7 @@ import copy
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, usual_buckets
 from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
-from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
-from linnaeus_jax.inference.pictures import Picture, PictureError, read_picture
+from linnaeus_jax.inference.paths import EVIDENCE, NOT_FINITE, Logits, NotFiniteError, finite_rows, some
+from linnaeus_jax.inference.pictures import Picture, PictureError, read_views
+from linnaeus_jax.inference.pooling import Pooling, Sums, united
 from linnaeus_jax.inference.prior import Prior, read_prior
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
@@ -73,8 +75,12 @@ class Model:
         class_balance: float = 0.0,
         as_sets: bool = False,
         prior: str | os.PathLike[str] | None = None,
+        together: Any = None,
+        pool: str = EVIDENCE,
+        views: int = 1,
     ) -> list[Prediction]:
-        """One prediction per picture, in their order.
+        """One prediction per picture, in their order; with `together` one per occurrence, in the order of the first of
+        each.
 
         Args:
           images: one picture or several: paths, bytes of files, Pillow images, or uint8 arrays [h, w, 3].
@@ -84,6 +90,10 @@ class Model:
           top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance, as_sets: see
             `Answers.options`.
           prior: file of `linnaeus prior build`; places and dates then count beside the picture, see `prior`.
+          together: of every picture which occurrence it shows, any value that can be a key; pictures with the same one
+            are answered together, those with None or NaN by themselves. One value for all: all of them.
+          pool: how these are pooled: "evidence" or "mean", see `inference.pooling`.
+          views: of each picture, pooled likewise, from 1 to 12: whole, mirrored, five crops and their mirrors.
 
         Raises:
           PictureError: a picture that cannot be read, with its position.
@@ -102,19 +112,46 @@ class Model:
             as_sets=as_sets,
         )
 
+        known = {"latitude": latitude, "longitude": longitude, "date": date, "elevation": elevation}
+        if together is not None or views != 1:
+            pooling = Pooling(model.answers, pool, views)
+            return model._together(images, together, pooling, options, components=components, **known)
+
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:
             return model.answered(logits, encoded, lambda z, of: model.answers(z, options, self.inputs(of), of.notes))
 
-        return self._of_all(
-            images,
-            self.forward,
-            answer,
-            latitude=latitude,
-            longitude=longitude,
-            date=date,
-            elevation=elevation,
-            components=components,
-        )
+        return self._of_all(images, self.forward, answer, components=components, **known)
+
+    def _together(
+        self, images: Picture | Iterable[Picture], together: Any, pooling: Pooling, options: AnswerOptions, **known: Any
+    ) -> list[Prediction]:
+        """One prediction per occurrence; raises as `predict`."""
+        pooling.check(options)
+        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
+        named = _each(together, len(pictures), "together")
+        groups = [(number,) if name is None or name != name else name for number, name in enumerate(named)]
+        encoded = self.bundle.encoder.encode(observe(len(pictures), **known))
+        given = by_number(encoded, encoded.without()) if pooling.needs_alone(encoded) else by_number(encoded)
+        first = {group: number for number, group in reversed(list(enumerate(groups)))}
+        sums, bad, answered = Sums(groups), list[int](), dict[Hashable, Prediction]()
+        inputs, notes = united(groups, self.inputs(encoded)), united(groups, encoded.notes)
+
+        def read(number: int) -> tuple[int, NDArray[np.uint8]]:
+            return number, _read(pictures[number], number, self.bundle.preprocessing, pooling.views)
+
+        def finish(numbers: list[int], _: Sequence[Encoded], found: list[Logits]) -> tuple[list[int], NDArray[Any]]:
+            return numbers, pooling.terms(*found)
+
+        for numbers, terms in run_rows(self.forward, range(len(pictures)), read, given, finish, threads=1):
+            bad += [number for number, one in zip(numbers, terms) if not np.isfinite(one).all()]
+            if whole := sums.add([groups[number] for number in numbers], terms):
+                said = ([of[group] for group in whole] for of in (inputs, notes))
+                observed = [encoded.observations[first[group]] for group in whole]
+                pooled = self.answers.located(pooling.pooled(*sums.take(whole)), observed)
+                found = self.answers(pooled, options, *said)
+                answered.update(zip(whole, found, strict=True))
+        _refuse_not_finite(pictures, bad)
+        return [answered[group] for group in dict.fromkeys(groups)]
 
     def with_prior(self, prior: Prior, cut: float = 0.0) -> Model:
         """The same model with a prior of places and dates; taxa that are less than `cut` times as common are excluded.
@@ -193,9 +230,7 @@ class Model:
         # one thread: the same Pillow image may stand in the list twice, and it is not safe to load it in two
         parts = run_rows(forward, range(len(pictures)), read, encoded, finish, threads=1)
         predictions = list(itertools.chain.from_iterable(parts))
-        if bad := [called(pictures[number], number) for number, said in enumerate(predictions) if said is None]:
-            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-            raise NotFiniteError(f"{', '.join(bad[:3])}{more}: {NOT_FINITE}")
+        _refuse_not_finite(pictures, [number for number, said in enumerate(predictions) if said is None])
         return [said for said in predictions if said is not None]
 
     def answered(
@@ -209,10 +244,10 @@ class Model:
         """
         finite = finite_rows(logits)
         if finite.all():
-            return list(answer(self.answers.located(logits, known), known))
+            return list(answer(self.answers.located(logits, known.observations), known))
         rows = np.flatnonzero(finite)
         kept = known.take(rows.tolist()) if len(rows) else known
-        said = iter(answer(self.answers.located(some(logits, rows), kept), kept) if len(rows) else ())
+        said = iter(answer(self.answers.located(some(logits, rows), kept.observations), kept) if len(rows) else ())
         return [next(said) if good else None for good in finite.tolist()]
 
     def read(self, pictures: Sequence[Picture], first: int = 0) -> NDArray[np.uint8]:
@@ -223,10 +258,7 @@ class Model:
         """
         pixels = np.empty((len(pictures), *self.bundle.preprocessing.size, 3), np.uint8)
         for number, picture in enumerate(pictures):
-            try:
-                pixels[number] = read_picture(picture, self.bundle.preprocessing)
-            except PictureError as error:
-                raise PictureError(f"{called(picture, first + number)}: {error}") from error
+            pixels[number] = _read(picture, first + number, self.bundle.preprocessing)
         return pixels
 
     def predict_pixels(
@@ -322,6 +354,21 @@ def _each(value: Any, count: int, name: str) -> list[Any]:
 def called(picture: Picture, number: int) -> str:
     """What a picture is called in messages: its path, or its number."""
     return str(os.fspath(picture)) if isinstance(picture, (str, os.PathLike)) else f"picture {number}"
+
+
+def _read(picture: Picture, number: int, how: Preprocessing, views: int = 1) -> NDArray[np.uint8]:
+    """As `read_views`; raises PictureError with what the picture is called."""
+    try:
+        return read_views(picture, how, views)
+    except PictureError as error:
+        raise PictureError(f"{called(picture, number)}: {error}") from error
+
+
+def _refuse_not_finite(pictures: Sequence[Picture], numbers: Sequence[int]) -> None:
+    """Raises NotFiniteError that names some of these pictures, if there are any."""
+    if bad := [called(pictures[number], number) for number in numbers]:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise NotFiniteError(f"{', '.join(bad[:3])}{more}: {NOT_FINITE}")
 
 
 def _is_one(images: Any) -> bool:

@@ -43,6 +43,8 @@ from linnaeus_jax.inference import reasons
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 Logits = Mapping[str, NDArray[np.floating[Any]]]
+#: in place of a rank: what is known of every path beside the prior, float64 [N, P], see `pooling`
+EVIDENCE = "evidence"
 #: what stands for a class where a path has none at a rank
 NONE = -1
 #: of the share of a taxon's descendants, what is spread evenly over the taxa of its rank: the model may not know them
@@ -178,8 +180,11 @@ class TaxonomyPaths:
         total = np.tile((1 - class_balance) * self.log_prior, (len(next(iter(logits.values()))), 1))
         if more is not None:
             total += more
+        if EVIDENCE in logits:
+            total += logits[EVIDENCE]
         for place, task in enumerate(self.tree.task_keys):
-            total += self.rank_scores(place, logits, temperature[task])
+            if EVIDENCE not in logits:
+                total += self.rank_scores(place, logits, temperature[task])
             if allowed is not None:
                 total[:, ~np.append(allowed[task], True)[self.classes[:, place]]] = -np.inf  # NONE is the last
         return total

@@ -10,12 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from linnaeus_jax.data.decoding import Pixels
+from linnaeus_jax.data.decoding import Pixels, read_image
 from linnaeus_jax.data.portable_images import rgb_pixels
 from linnaeus_jax.data.preprocessing import Preprocessing
 
 #: a file, its bytes, a Pillow image, or uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
 Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
+#: share of each side that a crop keeps
+CROP = 0.8
+#: views in the order in which they are taken: which part of the room that a crop leaves is above it and left of it,
+#: None for the whole picture; and whether it is mirrored. Whole, mirrored, the five crops, and these mirrored
+_CROPS = ((0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+VIEWS: tuple[tuple[tuple[float, float] | None, bool], ...] = (
+    (None, False),
+    (None, True),
+    *((crop, mirrored) for mirrored in (False, True) for crop in _CROPS),
+)
 
 
 class PictureError(ValueError):
@@ -36,6 +46,27 @@ def read_picture(picture: Picture, how: Preprocessing) -> Pixels:
         return how.resize(_pixels(picture))
     except (OSError, ValueError) as error:
         raise PictureError(getattr(error, "strerror", "") or str(error) or type(error).__name__) from error
+
+
+def read_views(picture: Picture, how: Preprocessing, count: int) -> Pixels:
+    """uint8 [H, W, 3] of a picture, or [count, H, W, 3] of the first of its `VIEWS`; raises as `read_picture`."""
+    first = read_picture(picture, how)
+    if count == 1:
+        return first
+    if isinstance(picture, (str, os.PathLike)):
+        picture = Path(picture).read_bytes()
+    whole = read_image(bytes(picture)) if isinstance(picture, (bytes, bytearray, memoryview)) else _pixels(picture)
+    return np.stack([first, *(how.resize(view_of(whole, number)) for number in range(1, count))])
+
+
+def view_of(pixels: Pixels, number: int) -> Pixels:
+    """uint8 [h, w, 3] that one of `VIEWS` shows of a whole picture, contiguous."""
+    crop, mirrored = VIEWS[number]
+    if crop is not None:
+        sides = [max(1, round(CROP * side)) for side in pixels.shape[:2]]
+        top, left = (round(share * (side - kept)) for share, side, kept in zip(crop, pixels.shape[:2], sides))
+        pixels = pixels[top : top + sides[0], left : left + sides[1]]
+    return np.ascontiguousarray(pixels[:, ::-1] if mirrored else pixels)
 
 
 def _pixels(picture: Any) -> Pixels:

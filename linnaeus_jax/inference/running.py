@@ -46,11 +46,12 @@ def run_rows(
     Memory is bounded by a few batches of pixels and of logits.
 
     Args:
-      read: what is to be said of an item, and its pixels uint8 [H, W, 3], in a thread; without pixels nothing is
-        computed. What it raises ends the run.
+      read: what is to be said of an item, and its pixels uint8 [H, W, 3], or of all items [views, H, W, 3], in a
+        thread; without pixels nothing is computed. What it raises ends the run.
       encode: metadata of the rows that have pixels. Each one that it gives is computed with the same pixels.
       finish: makes a result, in a thread, of what was said of rows that follow each other, of the metadata of those
-        with pixels and of their logits for each of these, task -> float32 [n, C]; both are empty without any pixels.
+        with pixels and of their logits for each of these, and of it for each view, task -> float32 [n, C]; both are
+        empty without any pixels.
       threads: that read; 0: one per core.
       finishers: threads that finish.
     """
@@ -64,7 +65,8 @@ def run_rows(
         if not pixels:
             return said, (), []
         given, stacked = encode([each for each, seen in rows if seen is not None]), np.stack(pixels)
-        return said, given, [forward.dispatch(stacked, each.meta, each.valid) for each in given]
+        views = [stacked] if stacked.ndim == 4 else [stacked[:, view] for view in range(stacked.shape[1])]
+        return said, given, [forward.dispatch(view, each.meta, each.valid) for each in given for view in views]
 
     def end(started: tuple[list[Said], Sequence[Encoded], list[Pending]]) -> Result:
         said, given, computing = started

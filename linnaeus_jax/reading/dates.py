@@ -111,6 +111,17 @@ def read_moment(text: str, time: str = "", *, day_first: bool | None = None, zon
     return Reading(_on(day, read.time.hour if read.time else np.nan), read.fault, day)
 
 
+def instant(text: str) -> datetime.datetime | None:
+    """The moment that a text of `read_moment` says, in UTC, of a range its beginning; None without a time of day, and
+    where it cannot be read."""
+    text = " ".join(text.translate(_MINUS).split())
+    first = text if re.search(r"[A-Za-z]/[A-Za-z]|/\d\d?/", text) else text.partition("/")[0]
+    try:
+        return _read(first.strip(), "", None, "").time
+    except BadDate:
+        return None
+
+
 def _on(day: datetime.date, hour: float = np.nan) -> Moment:
     return day.month, day.timetuple().tm_yday, hour
 

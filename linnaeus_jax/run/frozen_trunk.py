@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.dataset import Dataset
+from linnaeus_jax.data.labels import occurrence_numbers
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import RunDirectory, replaced_file
 from linnaeus_jax.learning.regression import MOST_PRODUCTS, RankFit, fit_ranks, regression_products
@@ -89,7 +90,9 @@ def measure_frozen_trunk(
         log.log(level, "the frozen trunk with fitted heads is no candidate: %s", why)
         return
     rows, heads = _features(experiment, state), fittable(experiment)
-    fits = fit_ranks(rows.x, rows.label, heads, rows.place, rows.trains)
+    sides = ((dataset.train, rows.trains), (dataset.val, ~rows.trains))
+    occurrence = occurrence_numbers([(split.table, rows.row[of]) for split, of in sides])
+    fits = fit_ranks(rows.x, rows.label, heads, rows.place, rows.trains, group_N=occurrence)
     frozen, fitted = with_heads(experiment, state, {task: fit.of_some for task, fit in fits.items()})
     if set(fitted) != set(heads):
         log.warning(
@@ -212,7 +215,7 @@ def _write_out_of_fold(directory: RunDirectory, rows: _Rows, fits: Mapping[str, 
         replaced_file(directory.out_of_fold) as path,
         path.open("wb") as file,
     ):
-        np.savez(file, row=rows.row, validates=~rows.trains, **logits)
+        np.savez(file, row=rows.row, validates=~rows.trains, by_occurrence=True, **logits)
 
 
 def _read_out_of_fold(directory: RunDirectory) -> dict[str, NDArray[Any]]:
@@ -221,6 +224,11 @@ def _read_out_of_fold(directory: RunDirectory) -> dict[str, NDArray[Any]]:
         return {}
     with np.load(directory.out_of_fold, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
+
+
+def folds_by_occurrence(directory: RunDirectory) -> bool:
+    """Whether the folds of `out_of_fold` hold whole occurrences, as they did not in earlier versions."""
+    return "by_occurrence" in _read_out_of_fold(directory)
 
 
 def out_of_fold_logits(

@@ -161,6 +161,52 @@ def with_prior(args: argparse.Namespace, model: Model, say: Callable[[str], None
     return found
 
 
+def pooling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds which pictures are answered together."""
+    pooling = parser.add_argument_group("several pictures, one answer")
+    which = pooling.add_mutually_exclusive_group()
+    which.add_argument(
+        "--together", metavar="COLUMN", help="one answer for all pictures with the same text there, of --meta"
+    )
+    which.add_argument(
+        "--sequence-gap",
+        type=float,
+        metavar="SECONDS",
+        help="one answer for pictures of one camera that follow each other so soon, by the times of --meta or EXIF",
+    )
+    pooling.add_argument("--camera", metavar="COLUMN", help="of --meta, for --sequence-gap (the folder)")
+    pooling.add_argument(
+        "--pool", choices=("evidence", "mean"), default="evidence", help="how (evidence); mean of the probabilities"
+    )
+    pooling.add_argument(
+        "--views", type=int, default=1, metavar="N", help="of each picture: mirrored, crops; 1 to 12 (1)"
+    )
+
+
+def check_pooling(args: argparse.Namespace) -> None:
+    """Raises UserError for `pooling_options` that do not fit each other or the other options of predicting."""
+    from linnaeus_jax.config.errors import UserError
+
+    gap = args.sequence_gap is not None
+    grouped = "--sequence-gap" if gap else "--together" if args.together is not None else ""
+    if args.camera is not None and not gap:
+        raise UserError("--camera is for --sequence-gap; give both, or leave it out")
+    if args.meta is None and (args.together is not None or args.camera is not None):
+        option = "--together" if args.camera is None else "--camera"
+        raise UserError(f"{option} names a column of the table --meta; give both")
+    pooled = grouped or ("--views" if args.views != 1 else "")
+    if args.pool == "mean" and not pooled:
+        raise UserError("--pool is for --together, --sequence-gap and --views; give one of them")
+    single = {"--queue": args.queue, "--explain": args.explain is not None}
+    form = args.out is not None and args.out.suffix.lower() in (".json", ".zip")
+    single |= {"--shard": bool(args.shard), f"{args.out}, a package or JSON": form}
+    if pooled and (other := next((name for name, given in [*single.items()][: 4 if grouped else 2] if given), "")):
+        why = " takes pictures one by one" if other == "--shard" else " is of single pictures or boxes"
+        raise UserError(f"{other}{why}; leave it or {pooled} out")
+    if grouped and args.boxes is not None and args.without_box != "skip":
+        raise UserError(f"{grouped} with --boxes pools boxes alone; give --without-box skip, too")
+
+
 def cut_of(args: argparse.Namespace, stored: Cut | None = None, without: str = "whole") -> Cut:
     """The settings of `box_options`; those that are not given are as `stored`, or as usual.
 

@@ -114,7 +114,13 @@ def of_bundle(options: argparse.Namespace) -> int:
 def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     """Prints the tables of `evaluation_page.summary`."""
     from linnaeus_jax.inference.quality.evaluating import PATH
-    from linnaeus_jax.inference.quality.evaluation_page import COVERAGE_COLUMNS, coverage_rows, haurc_text
+    from linnaeus_jax.inference.quality.evaluation_page import (
+        COVERAGE_COLUMNS,
+        OCCURRENCE_COLUMNS,
+        coverage_rows,
+        haurc_text,
+        occurrence_rows,
+    )
     from linnaeus_jax.metrics.judged import roll_up_rows
     from linnaeus_jax.reporting.logs import console
     from linnaeus_jax.reporting.tables import percent, table
@@ -129,6 +135,8 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     ]
     columns = ["rank", "rows", "of unknown\ntaxa", *(f"{kind}\n%" for kind in kinds), "ECE\n%"]
     console.print(table(title, columns, rows))
+    if rows := occurrence_rows(numbers, percent):
+        console.print(table(f"one answer for each of {numbers['occurrences']:,} occurrences", OCCURRENCE_COLUMNS, rows))
     rows = roll_up_rows(numbers["roll_up"], percent)
     columns = ["confi-\ndence", *(f"at {rank}\n%" for rank in ranks), "no answer\n%", "errors\n%"]
     console.print(table("answers by --min-confidence", columns, rows))

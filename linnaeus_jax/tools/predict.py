@@ -9,7 +9,7 @@ finest of them that is at least --min-confidence probable: "a genus, probably" i
 date and elevation come from the table --meta (columns file, latitude, longitude, date, elevation, or the names of
 Darwin Core), without one from the EXIF data of the pictures. Without --out the answers are printed. The same command
 goes on with a file that was not finished. Pictures that cannot be read are listed and end nothing. With --boxes there
-is an answer for each box that a detector has found.
+is an answer for each box that a detector has found; with --together or --sequence-gap one for several pictures.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from linnaeus_jax.inference.answers import AnswerOptions
     from linnaeus_jax.inference.bundle.bundle import Bundle
     from linnaeus_jax.inference.files.megadetector import BoxSource
+    from linnaeus_jax.inference.files.occurrences import Occurrences
     from linnaeus_jax.inference.files.predicting import Job
     from linnaeus_jax.inference.files.unfinished import Summary, Unfinished
     from linnaeus_jax.inference.model import Model
+    from linnaeus_jax.inference.pooling import Pooling
     from linnaeus_jax.reading.paths import Shard
 
 from linnaeus_jax import tools
@@ -109,6 +111,7 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     known_options(parser)
     tools.box_options(parser, "answer")
+    tools.pooling_options(parser)
 
     answers = parser.add_argument_group("answers")
     answers.add_argument("--top-k", type=int, default=5, help="taxa of each rank that are listed (5)")
@@ -164,8 +167,8 @@ def shard_of(args: argparse.Namespace) -> Shard:
         raise UserError(str(error)) from None
 
 
-def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
-    """The pictures of this part with what the table says of them; tells how many have no row there.
+def pictures_of(args: argparse.Namespace, progress: Any, group: str | None = None) -> list[Job]:
+    """The pictures of this part with what the table says of them, `group` by a column; tells how many have no row.
 
     Raises:
       UserError: no pictures, a table that cannot be used, or a wrong --shard.
@@ -182,17 +185,18 @@ def pictures_of(args: argparse.Namespace, progress: Any) -> list[Job]:
     pictures = list_pictures(args.pictures, recursive=args.recursive, progress=progress, say=say)
     if args.meta is None:
         return [Job(picture) for picture in of_shard(pictures, shard)]
-    table = read_observation_table(args.meta, split_options(args.map, "--map"))
+    table = read_observation_table(args.meta, split_options(args.map, "--map"), group)
     for warning in table.warnings:
         say(warning)
     rows = dict(zip((picture.path for picture in pictures), table.match(pictures)))
     known = {path: Observation() if row is None else table.observations[row] for path, row in rows.items()}
+    groups = {path: table.groups[row] for path, row in rows.items() if row is not None and table.groups}
     mine = of_shard(pictures, shard)
     without = [picture.name for picture in mine if rows[picture.path] is None]
     if without:
         named = f"{', '.join(without[:3])}{' ...' if len(without) > 3 else ''}"
         say(f"{len(without)} of {len(mine)} pictures have no row in {args.meta}: {named}")
-    return [Job(picture, known[picture.path]) for picture in mine]
+    return [Job(each, known[each.path], group=groups.get(each.path)) for each in mine]
 
 
 def with_boxes(args: argparse.Namespace, jobs: list[Job], bundle: Bundle) -> tuple[list[Job], BoxSource | None]:
@@ -235,7 +239,9 @@ def made_of(args: argparse.Namespace, jobs: Sequence[Job], exif: bool) -> dict[s
     }
 
 
-def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool) -> dict[str, Any]:
+def made_with(
+    args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif: bool, occurrences: Occurrences | None
+) -> dict[str, Any]:
     """What the predictions depend on, as JSON types."""
     from linnaeus_jax.inference.files.boxed import digest_of
     from linnaeus_jax.inference.files.prediction_files import digest_of_package, digest_of_prior, model_digest
@@ -254,6 +260,8 @@ def made_with(args: argparse.Namespace, model: Model, jobs: Sequence[Job], exif:
         **({} if args.boxes is None else {"boxes": digest_of(jobs, args.boxes if is_json(args.out) else None)}),
         **digest_of_package(args.out, args.meta),
         **({} if args.prior is None else {"prior": digest_of_prior(model)}),
+        **({"together": occurrences.digest} if occurrences else {}),
+        **({"pool": args.pool, "views": args.views} if occurrences or args.views != 1 else {}),
         "gallery": args.gallery is not None,
         "reasons": True,  # lines of earlier versions had none
     }
@@ -298,6 +306,7 @@ def check(args: argparse.Namespace) -> None:
     whole = {"--gallery": args.gallery, "--explain": args.explain, "--queue": args.queue or None}
     if args.boxes is not None and (others := [name for name, value in whole.items() if value is not None]):
         raise UserError(f"{others[0]} is of whole pictures; leave it or --boxes out")
+    tools.check_pooling(args)
     check_source(args, {"--out": args.out, "--gallery": args.gallery})
     if args.explain is not None and args.explain.is_file():
         raise UserError(f"--explain {args.explain} is a file; give another name")
@@ -338,36 +347,46 @@ def main(argv: Sequence[str]) -> int:
 
     set_up_inference()
     from linnaeus_jax.inference.files.explained import explain_files
+    from linnaeus_jax.inference.files.occurrences import occurrences_of
     from linnaeus_jax.inference.files.predicting import batch_for
     from linnaeus_jax.inference.files.prediction_display import summary_lines
     from linnaeus_jax.inference.files.unfinished import finished, remove, sidecar_path
     from linnaeus_jax.inference.model import Model, read_bundle_or_run
+    from linnaeus_jax.inference.pooling import Pooling
 
     check(args)
     bundle = read_bundle_or_run(args.source, args.checkpoint or "best", args.plugins)
     with tools.progress_bars() as progress:
-        jobs = pictures_of(args, progress)
+        jobs = pictures_of(args, progress, args.together or args.camera)
     if not jobs:
         say(f"part {args.shard} has no pictures")
         return 0
     jobs, boxes = with_boxes(args, jobs, bundle)
     if not jobs:
         raise UserError(f"{args.boxes} has no box that is taken; --without-box whole answers for whole pictures")
+    occurrences = occurrences_of(jobs, args.together, args.sequence_gap, exif=not args.no_exif)
+    if occurrences is not None:
+        jobs = occurrences.jobs
+        say(occurrences.line)
     if args.queue > len(jobs):
         raise UserError(f"--queue {args.queue}: there are {len(jobs):,} pictures; give fewer")
     model = Model(
         bundle, buckets=(batch_for(len(jobs), bundle.preprocessing.size, args.batch_size),), runtime=args.runtime
     )
     model = tools.with_prior(args, model, say)
-    options = options_of(args, model)
+    options, pooling = options_of(args, model), None
+    if occurrences is not None or args.views != 1:
+        pooling = Pooling(model.answers, args.pool, args.views)
+        pooling.check(options)
     if not bundle.calibration.rows:
         say("the probabilities are not calibrated: that is done where a bundle is made, by linnaeus bundle")
     if args.meta is not None and not bundle.encoder.components and (args.out is None or args.out.suffix != ".zip"):
-        say(f"the model knows no metadata: of {args.meta} nothing is used")
+        used = "nothing" if occurrences is None else "nothing but what belongs together"
+        say(f"the model knows no metadata: of {args.meta} {used} is used")
     exif = args.meta is None and not args.no_exif
     if args.queue:
         jobs = queue(args, model, jobs, options, exif)
-    about = made_with(args, model, jobs, exif)
+    about = made_with(args, model, jobs, exif, occurrences)
     if args.out is not None and args.force:
         remove(args.out, finished=True)
     summary = finished(args.out, about, [job.picture for job in jobs]) if args.out is not None else None
@@ -375,7 +394,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"{args.out} is complete: nothing is left to do (predict again with --force)")
         remove(args.out, finished=False)
     else:
-        summary = predict(args, model, jobs, options, exif, about, boxes)
+        summary = predict(args, model, jobs, options, exif, about, boxes, occurrences, pooling)
     if args.queue and args.out is not None:
         names = sidecar_path(args.out, "txt")
         write_atomically(names, "".join(f"{job.picture.name}\n" for job in jobs))
@@ -412,11 +431,13 @@ def predict(
     exif: bool,
     about: Mapping[str, Any],
     boxes: BoxSource | None = None,
+    occurrences: Occurrences | None = None,
+    pooling: Pooling | None = None,
 ) -> Summary:
     """Predicts what is left to do, and writes or prints all of it."""
     from linnaeus_jax.inference.files.darwin_core import DarwinCoreLines
     from linnaeus_jax.inference.files.gallery import LeastCertain, write_gallery
-    from linnaeus_jax.inference.files.predicting import predict_files
+    from linnaeus_jax.inference.files.occurrences import each_part
     from linnaeus_jax.inference.files.prediction_display import answers_table
     from linnaeus_jax.inference.files.prediction_files import form_of, unfinished
     from linnaeus_jax.inference.files.prediction_lines import WholeLines
@@ -425,7 +446,7 @@ def predict(
 
     title = str(model.bundle.facts.get("title") or args.source.name)
     files = [job.picture for job in jobs]
-    lines = form_of(args.out, model.bundle, options, title, boxes, args.meta, files)
+    lines = form_of(args.out, model.bundle, options, title, boxes, args.meta, files, occurrences is not None)
     for line in lines.said if isinstance(lines, WholeLines) else ():
         say(line)
     least = LeastCertain(model.answers, options)
@@ -440,18 +461,20 @@ def predict(
         done = say_resumed(work, len(jobs))
         with tools.progress_bar("predicting") as progress:
             progress(done, len(jobs))
-            how = {"exif": exif, "known": isinstance(lines, DarwinCoreLines), "threads": args.threads}
-            for part in predict_files(model, jobs[done:], options, **how):
-                work.add(part, least.offer(part, work.summary.pictures) if args.gallery is not None else "")
+            how: Any = {"exif": exif, "known": isinstance(lines, DarwinCoreLines), "threads": args.threads}
+            for part, whole, places in each_part(model, jobs, options, pooling, occurrences, done, **how):
+                shown = part if whole is None else whole
+                page = least.offer(shown, work.summary.pictures, places) if args.gallery is not None else ""
+                work.add(part, page, whole)
                 progress(work.summary.pictures, len(jobs))
                 if args.out is None and len(printed) < PRINTED:
-                    printed += part.rows(model.answers, options)
+                    printed += shown.rows(model.answers, options)
         if args.gallery is not None:
-            shown = least.rows()
-            paths = [jobs[row["place"]].picture.path for row in shown]
+            chosen = least.rows()
+            paths = [jobs[row["place"]].picture.path for row in chosen]
             with tools.progress_bar("gallery") as progress:
-                write_gallery(args.gallery, shown, paths, work.summary.answered, f"Predictions of {title}", progress)
-            say(f"{args.gallery}: {len(shown):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
+                write_gallery(args.gallery, chosen, paths, work.summary.answered, f"Predictions of {title}", progress)
+            say(f"{args.gallery}: {len(chosen):,} pictures, {args.gallery.stat().st_size / 1e6:.1f} MB")
         if args.out is not None:
             work.finish(args.out, about)
     if args.out is not None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
 from linnaeus_jax.data.taxon_names import TaxonNames
-from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.bundle import DEPENDENCE, Calibration
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.quality.card import one_cell, summary, table, write_card
@@ -50,6 +50,31 @@ def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):
     assert len(numbers["ranks without metadata"]["ece"]) == 3
     of_class = [ranks.right[ranks.label[:, 0] == label, 0].mean() for label in set(ranks.label[ranks.known[:, 0], 0])]
     assert macro_accuracy(ranks)[0] == pytest.approx(np.mean(of_class))
+
+
+def test_occurrences_get_a_dependence_and_a_section(bundle, rows, tmp_path):
+    """Of 90 pairs; the two pictures of a pair say nearly the same."""
+    rng, twice = np.random.default_rng(0), np.repeat(np.arange(90), 2)
+    noisy = {
+        phase: {task: (z[twice] + rng.normal(0, 0.3, (180, z.shape[1]))).astype(np.float32) for task, z in of.items()}
+        for phase, of in rows.logits.items()
+    }
+    pairs = dataclasses.replace(rows, logits=noisy, labels=rows.labels[twice], subsets=(), group=twice)
+    measured = measure(pairs, bundle)
+    found = measured.together
+    assert found is not None
+    assert (found.groups, len(found.single.label), len(found.judged["evidence"].label)) == (90, 180, 90)
+    np.testing.assert_array_equal(found.judged["evidence"].label, rows.labels[:90])
+    assert found.dependence > 0.5
+    assert nll(found.judged["evidence"])[0] <= nll(found.judged["mean"])[0] + 0.01
+    made = calibrated(bundle, measured)
+    assert (made.calibration.dependence, made.calibration.dependence_groups) == (found.dependence, 90)
+    assert set(summary(measured)) >= {"paths", "occurrence"}
+    write_bundle(made, tmp_path / "b", lambda path: write_card(made, measured, path))
+    assert read_bundle(tmp_path / "b").calibration.dependence == found.dependence
+    assert "90 occurrences with 180 pictures: each picture *alone*" in (tmp_path / "b" / "README.md").read_text()
+    few = measure(dataclasses.replace(pairs, group=np.where(twice < 20, twice, 1000 + np.arange(180))), bundle)
+    assert (few.together, few.calibration.dependence, few.calibration.dependence_groups) == (None, DEPENDENCE, 0)
 
 
 def test_a_card_names_the_plugins(bundle, tmp_path):

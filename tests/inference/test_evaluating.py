@@ -129,6 +129,34 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
     assert numbers["haurc"] > 0.2  # rows 0, 1 and 5 of six are wrong at the genus already
 
 
+def test_occurrences_are_answered_as_predict_does(model, bundle, data):
+    """Of rows 0 and 2, 1, 3 and 6, and two alone; the labels of the first two agree at no rank."""
+    with h5py.File(data.labels, "r+") as file:
+        file["occurrence_id"] = ["a", "b", "a", "b", "", "", "b", "c"]
+        file["taxa_L20"][1] = 22
+    labelled = read_labelled(bundle, data.labels)
+    evaluated = evaluate_labelled(model, labelled, Pictures.of(bundle, data.images, data.labels))
+    numbers, found = summary(bundle, evaluated), evaluated.occurrences
+    assert numbers["occurrences"] == 4
+    assert found is not None
+    order = np.argsort([labelled.group.tolist().index(group) for group in found.row])
+    assert found.label[order].tolist() == [[-1, -1, -1], [-1, 2, -1], [-1, 2, -1], [-1, -1, -1]]
+    assert numbers["ranks"]["species"]["occurrence_accuracy"] is None
+    assert numbers["ranks"]["genus"]["occurrence_accuracy"] == found.right[:, 1].sum() / 2
+    names = ["TEMPORAL"] if labelled.valid.any() else []
+    given = [
+        {name: labelled.meta[row, :2].tolist() for name in names if labelled.valid[row, 0]}
+        for row in range(len(labelled.rows))
+    ]
+    ids = ["a", "b", "a", "b", None, None, "b"]
+    expected = model.predict(data.pixels[:7], together=ids, components=given)
+    taxa = [[bundle.taxonomy.names.classes[task][i] for task, i in zip(bundle.tasks, row)] for row in found.predicted]
+    assert [taxa[place] for place in order] == [[t.taxon_id for t in each.path[::-1]] for each in expected]
+    probability = [[t.probability for t in each.path[::-1]] for each in expected]
+    np.testing.assert_allclose(found.probability[order], probability, atol=1e-5)
+    assert "occurrences right %" in evaluation_page(bundle, evaluated, Pictures.of(bundle, data.images, data.labels))
+
+
 def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
     write_bundle(bundle, tmp_path / "bundle")
     out = tmp_path / "out" / "report.html"

@@ -210,6 +210,12 @@ def test_a_server_answers_everybody_else(model, pictures):
         refused = strict(answers[0].text)
         assert refused["detail"].startswith("picture 1 (1.png): the outputs of the model are not finite")
         assert [each and each["image"] for each in refused["predictions"]] == ["0.png", None, "2.png"]
+        several = [("images", (f"{i}.png", content)) for i, content in enumerate(files)]
+        together = client.post("/predict", files=several, data={"metadata": metadata, "together": "true"})
+        assert together.status_code == 422
+        assert [each["pictures"] for each in strict(together.text)["predictions"]] == [2]
+        none = client.post("/predict", files=several[1:2], data={"metadata": f"[{metadata[5:-5]}]", "together": "true"})
+        assert strict(none.text)["predictions"] == [None]
         alone = strict(answers[1].text)["predictions"][0]
         assert refused["predictions"][0]["path"][0]["taxon_id"] == alone["path"][0]["taxon_id"]
         for given in ('{"TEMPORAL": [1e308, 0]}', '{"TEMPORAL": [1e999, 0]}', '{"TEMPORAL": [NaN, 0]}'):

@@ -77,6 +77,25 @@ def test_form(client, model, pictures, files):
     assert alone[0].path[-1].probability != with_metadata[0].path[-1].probability
 
 
+def test_one_answer_for_all_pictures(client, model, pictures, files):
+    fields = {"date": "2024-05-17", "compare": "true", "together": "true", "top_k": "2"}
+    answer = client.post("/predict", files=form(*files[:3]), data=fields)
+    assert answer.status_code == 200, answer.text
+    [picture] = PredictResponse.model_validate(answer.json()).model_dump()["predictions"]
+    assert (picture["image"], picture["pictures"]) == ("0.png", 3)
+    [expected] = model.predict(pictures.pixels[:3], together="one", date="2024-05-17", top_k=2)
+    [alone] = model.predict(pictures.pixels[:3], together="one", top_k=2)
+    [body] = answer.json()["predictions"]
+    same(body, expected)
+    same(body["without_metadata"], alone)
+    texts = [base64.b64encode(content).decode() for content in files[:2]]
+    metadata: list[dict[str, Any]] = [{"date": "2024-05-17"}, {}]
+    several = client.post("/predict", json={"images": texts, "metadata": metadata, "together": True}).json()
+    same(several["predictions"][0], *model.predict(pictures.pixels[:2], together=1, date=["2024-05-17", None]))
+    refused = client.post("/predict", json={"images": texts, "together": True, "consistency": "documented"})
+    assert (refused.status_code, "leave out 'documented'" in refused.json()["detail"]) == (422, True)
+
+
 def test_json_is_as_the_form(client, model, pictures, files):
     texts = [base64.b64encode(content).decode() for content in files[:2]]
     metadata: list[dict[str, Any]] = [

@@ -24,6 +24,8 @@ from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
 #: temperature of ranks above the finest one before any is fitted: most of what they say the finest one has said
 COARSER = 4.0
+#: of the pictures of one occurrence, where it is not known: measured in benchmarks/occurrences.py
+DEPENDENCE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Calibration:
       path_counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
       sets: of sets of taxa, in per cent -> threshold of the share of a taxon, see `inference.sets`.
       set_rows: rows that these were measured on; 0: they were not.
+      dependence: of the pictures of one occurrence, from 0 to 1, see `inference.pooling`.
+      dependence_groups: occurrences of several pictures that it was fitted on; 0: it was not.
     """
 
     ranks: Mapping[str, float]
@@ -49,6 +53,8 @@ class Calibration:
     path_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     sets: Mapping[str, float] = field(default_factory=dict)
     set_rows: int = 0
+    dependence: float = DEPENDENCE
+    dependence_groups: int = 0
 
     @classmethod
     def none(cls, tasks: tuple[str, ...], path_counts: Mapping[str, Sequence[int]] | None = None) -> Calibration:

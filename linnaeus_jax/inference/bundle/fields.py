@@ -108,6 +108,8 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.path_counts": ("numbers of rows, a list for each rank", _counts),
     "calibration.sets": ("a share for each level of coverage", _thresholds),
     "calibration.set_rows": ("a number of rows", _is_count),
+    "calibration.dependence": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "calibration.dependence_groups": ("a number of occurrences", _is_count),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
@@ -128,6 +130,7 @@ _OPTIONAL = (
     "calibration.coverage",
     "calibration.path_counts",
     "calibration.set",
+    "calibration.dependence",
 )
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")

@@ -63,13 +63,18 @@ class LeastCertain:
             return True
         return heapq.heappushpop(self._kept, entry) is not entry
 
-    def offer(self, part: Part[Answered], first: int) -> str:
-        """Takes a part whose first picture has the number `first`; returns lines for `restore`."""
+    def offer(self, part: Part[Answered], first: int, places: Sequence[int] | None = None) -> str:
+        """Takes a part whose first picture has the number `first`; returns lines for `restore`.
+
+        Args:
+          places: numbers of the pictures that have an answer, where they do not follow each other.
+        """
         answered = part.answered
         if answered is None:
             return ""
         uncertain = list(zip((answered.answer < 0).tolist(), (-answered.probability.min(axis=1)).tolist()))
-        places = [first + number for number, reason in enumerate(part.reasons) if not reason]
+        if places is None:
+            places = [first + number for number, reason in enumerate(part.reasons) if not reason]
         least = self._kept[0][:2] if len(self._kept) == self._most else (False, -2.0)
         wanted = [row for row, value in enumerate(uncertain) if value > least]
         if not wanted:
@@ -79,6 +84,7 @@ class LeastCertain:
             said = predictions[row].to_json()
             del said["top"]
             said |= {"file": names[row], "place": places[row], "metadata_from": part.metadata_from[row]}
+            said |= {"occurrence": part.occurrences[row]} if part.occurrences else {}
             if self._keep(uncertain[row], said):
                 lines.append(json_text([uncertain[row], said]) + "\n")
         return "".join(lines)
@@ -148,6 +154,9 @@ def _card(row: Row, picture: str) -> str:
     )
     used = f"with {', '.join(row['inputs'])}" if row["inputs"] else "from the picture alone"
     used += {"exif": " (EXIF)", "table": " (table)"}.get(row["metadata_from"], "")
+    if "occurrence" in row:
+        occurrence, count = row["occurrence"]
+        used = f"{used}; {count:,} picture{'s' * (count > 1)} of {printable(str(occurrence))}"
     texts = [*([row["reason_text"]] if row["reason_text"] else []), *row["notes"]]
     notes = "".join(f'<p class="notes">{html.escape(printable(text))}</p>' for text in texts)
     if "set" in row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ class ObservationTable:
       lines: where each row stands in the file.
       pictures: which picture each row is about, with "/" between folders.
       observations: what each row says.
+      groups: what each row has in the column that was asked for; () for none.
       warnings: what a person should know, one line each.
     """
 
@@ -49,6 +51,7 @@ class ObservationTable:
     pictures: Sequence[str]
     observations: Sequence[Observation]
     warnings: tuple[str, ...] = ()
+    groups: Sequence[str | None] = ()
 
     def match(self, pictures: Sequence[PictureFile]) -> list[int | None]:
         """The row of every picture, None where no row is about it.
@@ -88,7 +91,9 @@ class ObservationTable:
             return None
         longest = max(len(self.pictures[row]) for row in fitting)
         best = [row for row in fitting if len(self.pictures[row]) == longest]
-        if any(self.observations[row] != self.observations[best[0]] for row in best):  # repeated rows do no harm
+        groups = self.groups or [None] * len(self.lines)
+        said = [(self.observations[row], groups[row]) for row in best]
+        if any(each != said[0] for each in said):  # repeated rows do no harm
             lines = " and ".join(str(self.lines[row]) for row in best[:2])
             raise UserError(
                 f"{self.path}: the records {lines} are both about {printable(picture.name)} and differ; keep "
@@ -109,24 +114,28 @@ class ObservationTable:
                 )
 
 
-def read_observation_table(path: Path, mapping: Mapping[str, str] | None = None) -> ObservationTable:
+def read_observation_table(
+    path: Path, mapping: Mapping[str, str] | None = None, group: str | None = None
+) -> ObservationTable:
     """Reads a CSV, TSV (either may be gzipped) or Parquet table, or a Camtrap DP package.
 
     Args:
       path: the table or package. Columns of a table are found by the usual names, see `reading.columns`: file,
         filename, path, picture; latitude, decimalLatitude; date, eventDate and so on.
       mapping: what is known -> column of the table, for other names.
+      group: column of `ObservationTable.groups`.
 
     Raises:
       UserError: no such table, no column of pictures, none of what could be known, or two columns for one thing.
     """
     if is_package(path):
-        if mapping:
-            raise UserError(f"--map names columns of a table, and {path} is a Camtrap DP; leave it out")
+        if mapping or group:
+            raise UserError(f"--map, --together and --camera name columns of a table, and {path} is a Camtrap DP")
         return table_of_package(read_package(path))
-    frame, links, warnings = read_columns(
-        path, TextOptions(), mapping=mapping, rank_map={}, check=_check, only=_COLUMNS
-    )
+    asked = {} if group is None else {schema.OCCURRENCE: group}
+    only, check = (*_COLUMNS, *asked), functools.partial(_check, alone=bool(asked))
+    mapping = {**(mapping or {}), **asked}
+    frame, links, warnings = read_columns(path, TextOptions(), mapping=mapping, rank_map={}, check=check, only=only)
     bad = frame.filter(pl.col(schema.REASON).is_not_null())
     frame = frame.filter(pl.col(schema.REASON).is_null())
     if bad.height:
@@ -141,7 +150,13 @@ def read_observation_table(path: Path, mapping: Mapping[str, str] | None = None)
         frame[schema.PICTURE].cast(pl.String).str.replace_all("\\", "/", literal=True).str.replace(r"^(\./)+", "")
     )
     return ObservationTable(
-        path, links.names, frame[schema.LINE].to_list(), pictures.to_list(), list(_observations(frame)), tuple(warnings)
+        path,
+        links.names,
+        frame[schema.LINE].to_list(),
+        pictures.to_list(),
+        list(_observations(frame)),
+        tuple(warnings),
+        frame[schema.OCCURRENCE].cast(pl.String).to_list() if asked else (),
     )
 
 
@@ -156,13 +171,14 @@ def table_of_package(package: Package) -> ObservationTable:
     )
 
 
-def _check(links: Links, header: Sequence[str], where: str) -> None:
+def _check(links: Links, header: Sequence[str], where: str, *, alone: bool) -> None:
+    """`alone`: the table need not say anything else."""
     if schema.PICTURE not in links.names:
         raise UserError(
             f"{where}: no column names the pictures; call it file, or say which it is with --map picture=COLUMN. Its "
             f"columns are {', '.join(header)}"
         )
-    if not set(links.names) & set(_KNOWN):
+    if not alone and not set(links.names) & set(_KNOWN):
         raise UserError(
             f"{where} has none of the columns latitude, longitude, date and elevation; say which they are with --map "
             f"latitude=COLUMN. Its columns are {', '.join(header)}"
@@ -173,7 +189,8 @@ def _observations(frame: pl.DataFrame) -> Iterator[Observation]:
     degrees = [
         with_decimal_point(pl.col(name).cast(pl.String)) for name in ("latitude", "longitude") if name in frame.columns
     ]
-    frame = frame.select(pl.col(name).cast(pl.String) for name in _KNOWN if name in frame.columns).with_columns(degrees)
+    known = [name for name in (schema.LINE, *_KNOWN) if name in frame.columns]
+    frame = frame.select(pl.col(name).cast(pl.String) for name in known).with_columns(degrees)
     for row in frame.iter_rows(named=True):
         yield Observation(
             row.get("latitude"), row.get("longitude"), _moment(*map(row.get, _MOMENT)), row.get("elevation")

@@ -18,7 +18,8 @@ from linnaeus_jax.inference.files.picture_list import PictureFile, stamp_of
 from linnaeus_jax.inference.forward import Forward, usual_buckets
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, finite_rows, some
-from linnaeus_jax.inference.pictures import read_picture
+from linnaeus_jax.inference.pictures import read_views
+from linnaeus_jax.inference.pooling import Pooling
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import Pixels, run_rows
 from linnaeus_jax.reading.box_cuts import Cut
@@ -42,6 +43,7 @@ class Job:
       taxa: names of its taxa, where they are known.
       box: what of the picture is seen; None: all of it.
       cut: how the box is cut out.
+      group: what the table says that pictures of one occurrence, or of one camera, share; None: nothing.
     """
 
     picture: PictureFile
@@ -50,6 +52,7 @@ class Job:
     taxa: tuple[str, ...] = ()
     box: Box | None = None
     cut: Cut = field(default_factory=Cut)
+    group: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,7 @@ class Part(Generic[T]):
       stamps: of all pictures, `stamp_of` from before they were read.
       boxes: of those that have an answer, what of the picture was seen; None: all of it.
       observations: what is known of these.
+      occurrences: of those that have an answer, the occurrence and how many of its pictures were answered together.
     """
 
     pictures: Sequence[str]
@@ -76,6 +80,7 @@ class Part(Generic[T]):
     stamps: Sequence[str] = ()
     boxes: Sequence[Box | None] = ()
     observations: Sequence[Observation] = ()
+    occurrences: Sequence[tuple[str, int]] = ()
 
     @property
     def not_finite(self) -> int:
@@ -95,17 +100,20 @@ class Part(Generic[T]):
 
     def rows(self: Part[Answered], answers: Answers, options: AnswerOptions) -> Iterator[dict[str, Any]]:
         """Of all pictures, as JSON types: `Prediction.to_json` with `file`, `metadata_from` and perhaps the number of a
-        `box`, or `no_answer` and the code of its `reason`, "" of what cannot be read."""
-        boxes = self.boxes or [None] * len(self.names)
-        predictions = zip(self.predictions(answers, options), self.metadata_from, boxes)
+        `box` or `occurrence` and `pictures`, or `no_answer` and the code of its `reason`, "" of what cannot be read."""
+        more: list[dict[str, Any]] = [
+            {"box": box.number} if box else {} for box in self.boxes or [None] * len(self.names)
+        ]
+        for one, (occurrence, count) in zip(more, self.occurrences):
+            one |= {"occurrence": occurrence, "pictures": count}
+        predictions = zip(self.predictions(answers, options), self.metadata_from, more)
         for name, reason in zip(self.pictures, self.reasons):
             if reason:
                 code = reasons.NOT_FINITE if reason == NOT_FINITE else ""
                 yield {"file": name, "no_answer": reason, "reason": code}
             else:
-                prediction, source, box = next(predictions)
-                number = {"box": box.number} if box else {}
-                yield {"file": name, **number, "metadata_from": source, **prediction.to_json()}
+                prediction, source, known = next(predictions)
+                yield {"file": name, **known, "metadata_from": source, **prediction.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,27 +139,33 @@ def batch_for(pictures: int, size: tuple[int, int], batch: int = 0) -> int:
 
 
 def predict_files(
-    model: Model, jobs: Sequence[Job], options: AnswerOptions, **how: Any
+    model: Model, jobs: Sequence[Job], options: AnswerOptions, *, pooling: Pooling | None = None, **how: Any
 ) -> Generator[Part[Answered], None, None]:
-    """Answers for all pictures, see `over_files`."""
-    return over_files(model, model.forward, jobs, lambda logits: model.answers.answered(logits, options), **how)
+    """Answers for all pictures, see `over_files`; `pooling` of their views."""
+
+    def answer(*logits: Logits) -> Answered:
+        own = logits[0] if pooling is None else pooling.alone(pooling.terms(*logits), logits[0])
+        return model.answers.answered(own, options)
+
+    return over_files(model, model.forward, jobs, answer, pooling=pooling, **how)
 
 
 def over_files(
     model: Model,
     forward: Forward,
     jobs: Sequence[Job],
-    answer: Callable[[Logits], T],
+    answer: Callable[..., T],
     *,
     exif: bool = False,
     known: bool = False,
     threads: int = 0,
+    pooling: Pooling | None = None,
 ) -> Generator[Part[T], None, None]:
     """What is made of all pictures, in order, about a batch at a time; no picture ends it.
 
     Args:
       forward: of the model.
-      answer: what is made of finite outputs of `forward`.
+      answer: what is made of finite outputs of `forward`, with `pooling` of all that `Pooling.terms` takes.
       exif: use the EXIF data of pictures without an observation.
       known: do so though the model knows no metadata, for others who ask.
       threads: that read and decode; 0: one per core.
@@ -167,17 +181,18 @@ def over_files(
 
     def read(job: Job) -> tuple[_Read, Pixels | None]:
         stamp = stamp_of(job.picture)  # first: a change while it is read is then seen, too
-        said, pixels = _read(model, job, exif, whole)
+        said, pixels = _read(model, job, exif, whole, pooling.views if pooling else 1)
         return replace(said, stamp=stamp), pixels
 
     def encode(said: list[_Read]) -> list[Encoded]:
         encoded = model.bundle.encoder.encode([each.observation for each in said])
-        return [replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])]
+        noted = replace(encoded, notes=[(*each.notes, *more) for each, more in zip(said, encoded.notes)])
+        return [noted, noted.without()] if pooling and pooling.needs_alone(noted) else [noted]
 
     def finish(said: list[_Read], given: Sequence[Encoded], logits: list[Logits]) -> Part[T]:
         names, reasons = [each.job.picture.name for each in said], [each.reason for each in said]
         stamps = [each.stamp for each in said]
-        finite = finite_rows(logits[0]) if logits else np.zeros(0, bool)
+        finite = np.logical_and.reduce([finite_rows(each) for each in logits]) if logits else np.zeros(0, bool)
         for place, good in zip([place for place, reason in enumerate(reasons) if not reason], finite.tolist()):
             reasons[place] = "" if good else NOT_FINITE
         if not finite.any():
@@ -186,8 +201,10 @@ def over_files(
         inputs = model.inputs(known)
         seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
-        own = some(logits[0], finite)
-        answered = answer(model.answers.located(own, known) if forward is model.forward else own)
+        own: list[Logits] = [some(each, finite) for each in logits]
+        if forward is model.forward:
+            own[0] = model.answers.located(own[0], known.observations)
+        answered = answer(*own)
         boxes = [job.box for job in seen]
         return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes, known.observations)
 
@@ -198,7 +215,7 @@ def over_files(
 _Whole = Callable[[str], tuple[Pixels, tuple[Observation, tuple[str, ...]]]]
 
 
-def _read(model: Model, job: Job, exif: bool, whole: _Whole) -> tuple[_Read, Pixels | None]:
+def _read(model: Model, job: Job, exif: bool, whole: _Whole, views: int) -> tuple[_Read, Pixels | None]:
     about = f"box {job.box.number}: " if job.box is not None else ""
     if job.picture.fault:
         return _Read(job, reason=about + job.picture.fault), None
@@ -209,10 +226,10 @@ def _read(model: Model, job: Job, exif: bool, whole: _Whole) -> tuple[_Read, Pix
         if job.box is not None:
             picture, said = whole(os.fspath(job.picture.path))
             seen, notes = job.cut.pixels(picture, job.box)
-            pixels = model.bundle.preprocessing.resize(seen)
+            pixels = read_views(seen, model.bundle.preprocessing, views)
         else:
             data = read_file(os.fspath(job.picture.path))
-            pixels = read_picture(data, model.bundle.preprocessing)
+            pixels = read_views(data, model.bundle.preprocessing, views)
             said = observation_of(data) if exif and job.observation is None else (_NOTHING, ())
     except (OSError, ValueError, UserError) as error:  # PictureError is a ValueError
         reason = getattr(error, "strerror", "") or str(error) or type(error).__name__

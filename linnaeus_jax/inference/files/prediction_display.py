@@ -12,7 +12,7 @@ from rich.table import Table
 
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.files.unfinished import UNREADABLE, Summary, sidecar_path
+from linnaeus_jax.inference.files.unfinished import PICTURES, UNREADABLE, Summary, sidecar_path
 from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table
@@ -34,6 +34,7 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     for row in rows:
         file = printable(os.path.relpath(row["file"], folder) if folder else row["file"])
         file += f" box {row['box']}" if "box" in row else ""
+        file += f" and {row['pictures'] - 1} more" if row.get("pictures", 1) > 1 else ""
         if "no_answer" in row:
             lines.append([file, "", "", "", f"no answer: {printable(row['no_answer'])}"])
             continue
@@ -97,6 +98,10 @@ def summary_lines(
         threshold = "any probability" if none else f"{options.min_confidence:.4g} or more"
         least = f"for a coverage of {coverage:g}, at {threshold}"
     lines = [f"{where}{read:,} {what} predicted, {least}: {', '.join(answers) or 'none'}"]
+    if of := summary.occurrences:
+        said = [f"{of[rank]:,} to {rank}" for rank in ranks if rank in of] + [f"{of['']:,} unknown"] * ("" in of)
+        beside = "" if out is None else f"; {what} are in {sidecar_path(out, PICTURES + out.suffix)}"
+        lines.append(f"{of.total():,} occurrences answered together: {', '.join(said)}{beside}")
     if summary.reasons:
         codes = ", ".join(f"{count:,} {code}" for code, count in summary.reasons.most_common())
         lines.append(f"above the finest rank or unknown: {codes}")

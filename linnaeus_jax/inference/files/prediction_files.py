@@ -1,6 +1,7 @@
 """Predictions of many pictures as a file, see `unfinished`. While the work lasts, there are
 
-rows             their lines, in order
+rows             their lines, in order; with occurrences those of these
+pictures         with occurrences, the lines of their pictures
 unreadable.csv   pictures without an answer: they could not be read, or the model's outputs are not finite
 gallery.jsonl    what the page of pictures needs
 
@@ -83,6 +84,7 @@ def form_of(
     boxes: BoxSource | None,
     source: Path | None,
     pictures: Sequence[PictureFile],
+    together: bool = False,
 ) -> Form:
     """What a file of predictions is made of, by its suffix; None is made of CSV, as Parquet is.
 
@@ -91,6 +93,7 @@ def form_of(
       boxes: where they belong, if answers are for boxes.
       source: what place and date come from, the package of a Camtrap DP.
       pictures: all that are predicted.
+      together: answers are for occurrences, too.
 
     Raises:
       UserError: a package that cannot be written.
@@ -104,7 +107,7 @@ def form_of(
         return CamtrapLines(source, pictures, bundle.taxonomy, options, (title, model_digest(bundle)))
     if suffix == DARWIN_CORE:
         return DarwinCoreLines(bundle.taxonomy, options, (title, model_digest(bundle)))
-    return lines_for(suffix, bundle.taxonomy, options, boxes is not None)
+    return lines_for(suffix, bundle.taxonomy, options, boxes is not None, together)
 
 
 def digest_of_prior(model: Model) -> str:
@@ -135,24 +138,35 @@ class Predictions(Unfinished):
         pictures: Sequence[PictureFile] = (),
     ) -> None:
         headers = {_ROWS: lines.header.encode(), UNREADABLE: UNREADABLE_HEADER}
+        headers |= {PICTURES: lines.header.encode()} if PICTURES in files else {}
         super().__init__(folder, files, headers, log, pictures)
         self._lines = lines
 
-    def add(self, part: Part[Answered], gallery: str = "") -> None:  # type: ignore[override]  # what it holds is known
+    def add(  # type: ignore[override]  # what it holds is known
+        self, part: Part[Answered], gallery: str = "", occurrences: Part[Answered] | None = None
+    ) -> None:
         """Appends a part.
 
         Args:
           gallery: lines for the page of pictures.
+          occurrences: those that end with it.
         """
         if part.answered is not None:
-            ranks = ["", *(self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks)]
-            counts = np.bincount(part.answered.answer + 1, minlength=len(ranks)).tolist()
-            self.summary.answers.update({name: count for name, count in zip(ranks, counts) if count})
+            self.summary.answers.update(self._counts(part.answered))
             codes = np.bincount(part.answered.reason, minlength=len(CODES)).tolist()
             self.summary.reasons.update({code: count for code, count in zip(CODES, codes) if code and count})
             self.summary.set_size += int(part.answered.set_size.sum())
-        texts = ("".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery)
+        texts = ["".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery]
+        if occurrences is not None:
+            texts = ["".join(self._lines.lines(occurrences)), *texts[1:], texts[0]]
+            self.summary.occurrences.update(self._counts(occurrences.answered) if occurrences.answered else {})
         super().add(part, {name: text.encode() for name, text in zip(self._files, texts, strict=True)})
+
+    def _counts(self, answered: Answered) -> dict[str, int]:
+        """Rank -> answers there."""
+        ranks = ["", *(self._lines.taxonomy.ranks[task] for task in self._lines.taxonomy.tasks)]
+        counts = np.bincount(answered.answer + 1, minlength=len(ranks)).tolist()
+        return {name: count for name, count in zip(ranks, counts) if count}
 
     def gallery(self) -> Iterator[dict[str, Any]]:
         """What was kept for the page of pictures."""
@@ -162,21 +176,28 @@ class Predictions(Unfinished):
     def finish(self, out: Path, about: Mapping[str, Any]) -> None:
         """Makes `out` and what belongs to it; `remove` takes the rest away."""
         with replaced_file(out) as temporary:
-            if isinstance(self._lines, WholeLines):
-                self._lines.write(self.folder / _ROWS, temporary)
-            elif check_format(out) == ".parquet":
-                assert isinstance(self._lines, CsvLines)
-                write_parquet(self.folder / _ROWS, temporary, self._lines.schema)
-            else:
-                shutil.copyfile(self.folder / _ROWS, temporary)
-            if self._lines.boxes:
+            self._write(_ROWS, temporary, out)
+            if self._lines.together:
+                with replaced_file(best_path(out)) as pictures:
+                    self._write(PICTURES, pictures, out)
+            elif self._lines.boxes:
                 schema = self._lines.schema if isinstance(self._lines, CsvLines) else None
                 write_best(self.folder / _ROWS, best_path(out), self._lines.ranks[-1], schema)
             super().finish(out, about)
 
+    def _write(self, name: str, temporary: Path, out: Path) -> None:
+        if isinstance(self._lines, WholeLines):
+            self._lines.write(self.folder / name, temporary)
+        elif check_format(out) == ".parquet":
+            assert isinstance(self._lines, CsvLines)
+            write_parquet(self.folder / name, temporary, self._lines.schema)
+        else:
+            shutil.copyfile(self.folder / name, temporary)
+
 
 def best_path(out: Path) -> Path:
-    """Where the rows stand that answer for pictures with boxes: predictions.csv -> predictions.csv.pictures.csv."""
+    """Where the rows of pictures stand, where `out` is of boxes or of occurrences: predictions.csv ->
+    predictions.csv.pictures.csv."""
     return sidecar_path(out, f"{PICTURES}{out.suffix}")
 
 
@@ -198,7 +219,8 @@ def unfinished(
     Raises:
       UserError: it was begun with something else, or another process is writing.
     """
-    with opened(folder, out, about, (_ROWS, UNREADABLE, _GALLERY)) as (files, log):
+    names = (_ROWS, UNREADABLE, _GALLERY, *[PICTURES] * lines.together)
+    with opened(folder, out, about, names) as (files, log):
         yield Predictions(folder, lines, files, log, pictures)
 
 

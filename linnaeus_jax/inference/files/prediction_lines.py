@@ -42,10 +42,11 @@ class Lines:
     Attributes:
       tasks: coarsest rank first, as predictions have them.
       boxes: whether it is said what of a picture was seen.
+      together: whether it is said of which occurrence it is, and how many pictures of it were answered together.
     """
 
-    def __init__(self, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False) -> None:
-        self.taxonomy, self.options, self.boxes = taxonomy, options, boxes
+    def __init__(self, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False, together: bool = False) -> None:
+        self.taxonomy, self.options, self.boxes, self.together = taxonomy, options, boxes, together
         self.tasks = taxonomy.tasks[::-1]
         self.ranks = [taxonomy.ranks[task] for task in self.tasks]
 
@@ -123,6 +124,7 @@ class CsvLines(Lines):
         """Columns and their types. Two are JSON, `top`: {rank: [[id, name, probability], ...]}, and `set`: [[rank, id,
         name, probability], ...]."""
         schema: dict[str, type[pl.DataType]] = {"file": pl.String, **(BOX_SCHEMA if self.boxes else {})}
+        schema |= {"occurrence": pl.String, "pictures": pl.Int64} if self.together else {}
         schema["answer_rank"] = pl.String
         for name in ("answer", *self.ranks):
             schema |= {f"{name}_taxon_id": pl.Int64, f"{name}_name": pl.String, f"{name}_probability": pl.Float64}
@@ -171,7 +173,8 @@ class CsvLines(Lines):
                 fixed.append(text)
             said = [" ".join(part.inputs[row]), part.metadata_from[row], "; ".join(part.notes[row])]
             listed = json.dumps(top, ensure_ascii=False, separators=(",", ":"))
-            box = box_cells(part.boxes[row]) if self.boxes else ()
+            box = box_cells(part.boxes[row]) if self.boxes else []
+            box += part.occurrences[row] if self.together else ()
             lines.append(csv_line([names[row], *box, *answer, *itertools.chain(*cells), *fixed, *said, listed]))
         return lines
 
@@ -195,7 +198,11 @@ class JsonLines(Lines):
         if part.answered is None:
             return []
         objects = self.objects(part.answered, self.options, part.inputs, part.notes)
-        boxes = [{"box": box_object(box)} for box in part.boxes] if self.boxes else [{}] * len(objects)
+        boxes: list[dict[str, Any]] = [{} for _ in objects]
+        if self.boxes:
+            boxes = [{"box": box_object(box)} for box in part.boxes]
+        for box, (occurrence, count) in zip(boxes, part.occurrences if self.together else ()):
+            box |= {"occurrence": occurrence, "pictures": count}
         return [
             orjson.dumps(
                 {"file": file, **box, "metadata_from": source, **said}, option=orjson.OPT_APPEND_NEWLINE
@@ -256,9 +263,11 @@ def csv_line(cells: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def lines_for(suffix: str, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False) -> CsvLines | JsonLines:
+def lines_for(
+    suffix: str, taxonomy: Taxonomy, options: AnswerOptions, boxes: bool = False, together: bool = False
+) -> CsvLines | JsonLines:
     """The form that a file is written in; Parquet is made of CSV."""
-    return (JsonLines if suffix == ".jsonl" else CsvLines)(taxonomy, options, boxes)
+    return (JsonLines if suffix == ".jsonl" else CsvLines)(taxonomy, options, boxes, together)
 
 
 def unreadable_lines(part: Part[Any]) -> Sequence[str]:

@@ -56,6 +56,7 @@ class Summary:
       notes: pictures with notes.
       reasons: code of `reasons.CODES` -> pictures whose answer ends above the finest rank by it.
       set_size: taxa of all sets together, if there are sets.
+      occurrences: as `answers`, of occurrences that were answered together.
     """
 
     pictures: int = 0
@@ -67,6 +68,7 @@ class Summary:
     not_finite: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     set_size: int = 0
+    occurrences: Counter[str] = field(default_factory=Counter)
 
     @property
     def answered(self) -> int:

@@ -202,7 +202,7 @@ def judge(
     predicted = np.zeros(label.shape, np.int32)
     probability, of_label = np.zeros(label.shape), np.ones(label.shape)
     for rows in chunks(len(label), sum(taxonomy.tree.num_classes.values())):
-        predicted[rows], by_task = answers.probabilities({task: logits[task][rows] for task in taxonomy.tasks}, options)
+        predicted[rows], by_task = answers.probabilities({key: z[rows] for key, z in logits.items()}, options)
         for place, task in enumerate(taxonomy.tasks):
             chosen, true = predicted[rows, place], label[rows, place]
             line = np.arange(len(true))

@@ -17,6 +17,8 @@ from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSIONS
+from linnaeus_jax.inference.paths import EVIDENCE
+from linnaeus_jax.inference.pooling import MEAN
 from linnaeus_jax.inference.quality.measured_sets import COVERAGE, MeasuredSets, span
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
 from linnaeus_jax.metrics.judged import (
@@ -157,7 +159,7 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         draw_roll_up(images / "roll_up.png", ranks, paths, bundle.taxonomy.first)
         sections += [_accuracy(bundle, measured), _test(bundle, measured), _by_rows(bundle, measured)]
         sections += [_subsets(bundle, measured), _calibration(bundle, measured)]
-        sections += [_roll_up(bundle, measured), _coverage(bundle, measured)]
+        sections += [_roll_up(bundle, measured), _coverage(bundle, measured), _together(bundle, measured)]
     sections += [_limits(bundle), _licences(bundle, measured)]
     (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8", newline="\n")
 
@@ -168,6 +170,7 @@ def summary(measured: Measured) -> dict[str, Any]:
         "raw": measured.raw,
         **{f"{name}{_SUFFIX[phase]}": each for (phase, name), each in measured.judged.items()},
         **({"test": measured.test} if measured.test is not None else {}),
+        **({} if measured.together is None else {"occurrence": measured.together.judged[EVIDENCE]}),
     }
     return {
         "rows": len(measured.rows.labels),
@@ -418,6 +421,27 @@ def _sets(bundle: Bundle, measured: Measured) -> str:
     )
     head = ("training rows of the taxon", "rows", "mean size at 0.9", "hold it, %")
     return f"{text}\n\n{table(head, groups)}" if groups else text
+
+
+def _together(bundle: Bundle, measured: Measured) -> str:
+    """What answering the pictures of an occurrence together gives; nothing where too few have several."""
+    if (found := measured.together) is None:
+        return ""
+    columns = (found.single, found.judged[EVIDENCE], found.judged[MEAN])
+    values = [(accuracy(each), nll(each)) for each in columns]
+    rows = [
+        (rank, *(percent(right[place]) for right, _ in values), *(number(loss[place]) for _, loss in values))
+        for place, rank in bundle.taxonomy.coarse_first
+    ]
+    names = ("alone", "together", "mean")
+    head = ("rank", *(f"right {name}, %" for name in names), *(f"NLL {name}" for name in names))
+    groups, pictures = len(found.judged[EVIDENCE].label), len(found.single.label)
+    return (
+        f"### Several pictures, one answer\n\n{groups:,} occurrences with {pictures:,} pictures: each picture *alone*, "
+        "and one answer for each occurrence by `--together`, by evidence or by the *mean* of the probabilities. The "
+        f"dependence of the pictures, {found.dependence:.2f} (0: independent, 1: all say the same), was fitted on one "
+        f"half of them and measured on the other, both ways.\n\n{table(head, rows)}"
+    )
 
 
 def _limits(bundle: Bundle) -> str:

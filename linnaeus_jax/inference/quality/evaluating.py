@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import h5py
@@ -16,7 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.image_sources import other_resizing
 from linnaeus_jax.data.images import ImageSource
-from linnaeus_jax.data.labels import SPLITS, LabelTable, read_label_tables, read_split_column
+from linnaeus_jax.data.labels import SPLITS, LabelTable, occurrence_numbers, read_label_tables, read_split_column
 from linnaeus_jax.data.labels_file import IDENTIFIERS, box_settings, column_names, open_labels, text_dataset
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
@@ -24,8 +24,10 @@ from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import PictureError, read_picture
+from linnaeus_jax.inference.pooling import Pooling, Sums
 from linnaeus_jax.inference.quality.calibration import judge
 from linnaeus_jax.inference.quality.measured_sets import MeasuredSets
+from linnaeus_jax.inference.quality.occurrences import agreed
 from linnaeus_jax.inference.running import by_number, run_rows
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.reading.box_cuts import Cut, from_training, of_facts
@@ -58,6 +60,7 @@ class Labelled:
       names: of the taxa in the file.
       notes: what of the model the file does not have.
       split: whose rows these are; "": all of the file.
+      group: int64 [N], the same number for rows of one occurrence.
     """
 
     path: Path
@@ -69,10 +72,11 @@ class Labelled:
     names: TaxonNames
     notes: tuple[str, ...]
     split: str = ""
+    group: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def take(self, rows: NDArray[np.integer]) -> Labelled:
         """Some of the rows."""
-        of_rows = ("rows", "taxon", "label", "meta", "valid")
+        of_rows = ("rows", "taxon", "label", "meta", "valid", "group")
         return replace(self, **{name: getattr(self, name)[rows] for name in of_rows})
 
     @property
@@ -89,12 +93,14 @@ class Evaluated:
       labelled: the rows for which the outputs of the model are finite.
       sets: of the rows, with all metadata.
       not_finite: how many others there are.
+      occurrences: what was said of each together, where some have several rows.
     """
 
     labelled: Labelled
     judged: dict[str, Judged]
     sets: MeasuredSets
     not_finite: int = 0
+    occurrences: Judged | None = None
 
     @property
     def strict(self) -> Judged:
@@ -154,7 +160,8 @@ def _read_labelled(bundle: Bundle, labels: Path, split: str) -> Labelled:
     if remark := from_training(Cut.from_json(cut) if cut else None, of_facts(bundle.facts), advice):
         notes.append(remark)
     meta, valid = _metadata(bundle, table, rows)
-    return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split)
+    group = np.unique(occurrence_numbers([(table, rows)]), return_inverse=True)[1]
+    return Labelled(labels, rows, taxon, label, meta, valid, names, tuple(notes), split, group)
 
 
 def _nothing_known(bundle: Bundle, names: TaxonNames, tasks: Sequence[str], labels: Path, rows: int) -> str:
@@ -270,7 +277,7 @@ class Pictures:
 def evaluate_labelled(
     model: Model, labelled: Labelled, pictures: Pictures, progress: Callable[[int, int], None] | None = None
 ) -> Evaluated:
-    """Answers for all rows; memory is bounded by a few batches.
+    """Answers for all rows; memory is bounded by a few batches, and by the occurrences of which rows are still to come.
 
     Raises:
       NotFiniteError: the outputs of the model are finite for none of them.
@@ -281,22 +288,34 @@ def evaluate_labelled(
     def read(number: int) -> tuple[int, NDArray[np.uint8]]:
         return number, pictures.read(int(labelled.rows[number]))
 
+    pooling, groups = Pooling(model.answers), labelled.group.tolist()
+    sums = Sums(groups) if len(labelled.group) > labelled.group.max() + 1 else None
+    of_group = agreed(np.maximum(labelled.label, NO_LABEL), labelled.group, NO_LABEL)
+
     def judged(
         numbers: list[int], _: Sequence[Encoded], logits: list[Logits]
-    ) -> tuple[NDArray[np.int64], dict[str, Judged], MeasuredSets]:
+    ) -> tuple[NDArray[np.int64], dict[str, Judged], MeasuredSets, NDArray[np.float64] | None]:
+        terms = None if sums is None else pooling.terms(*logits)
         finite = np.logical_and.reduce([finite_rows(each) for each in logits])
         kept, logits = np.array(numbers)[finite], [some(each, finite) for each in logits]
         row, label = labelled.rows[kept], np.maximum(labelled.label[kept], NO_LABEL)
         found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
         if len(logits) > 1:
             found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
-        return kept, found, MeasuredSets.of(logits[0], label, model.answers)
+        return kept, found, MeasuredSets.of(logits[0], label, model.answers), terms
 
     parts: list[dict[str, Judged]] = []
     kept: list[NDArray[np.int64]] = []
     of_sets: list[MeasuredSets] = []
-    total = len(labelled.rows)
-    for numbers, part, measured in run_rows(model.forward, range(total), read, given, judged, finishers=2):
+    together: list[Judged] = []
+    total, done = len(labelled.rows), 0
+    for numbers, part, measured, terms in run_rows(model.forward, range(total), read, given, judged, finishers=2):
+        if sums is not None and terms is not None:
+            whole = sums.add(groups[done : done + len(terms)], terms)
+            done += len(terms)
+            if whole:
+                pooled = pooling.pooled(*sums.take(whole))
+                together.append(judge(pooled, of_group[np.array(whole)], model.answers, row=np.array(whole)))
         parts.append(part)
         kept.append(numbers)
         of_sets.append(measured)
@@ -306,4 +325,5 @@ def evaluate_labelled(
     if not len(rows):
         raise NotFiniteError(f"none of {total} rows of {labelled.path} has an answer: {NOT_FINITE}")
     found = {kind: joined([part[kind] for part in parts]) for kind in parts[0]}
-    return Evaluated(labelled.take(rows), found, MeasuredSets.joined(of_sets), total - len(rows))
+    pooled_answers = joined(together) if together else None
+    return Evaluated(labelled.take(rows), found, MeasuredSets.joined(of_sets), total - len(rows), pooled_answers)

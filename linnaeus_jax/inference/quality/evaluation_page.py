@@ -45,12 +45,16 @@ COVERAGE_COLUMNS = (
     "mean size",
     "as written",
 )
+#: of `occurrence_rows`
+OCCURRENCE_COLUMNS = ("rank", "occurrences right %", "mean of classes %", "ECE %", "NLL")
 
 
 def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
     """All numbers as JSON types; None where nothing is labelled. Shares are fractions, ranks run coarse to fine."""
     labelled, taxonomy = evaluated.labelled, bundle.taxonomy
     values = {name: {kind: of(one) for kind, one in evaluated.judged.items()} for name, of in MEASURES.items()}
+    of_all = evaluated.occurrences
+    together = {} if of_all is None else {name: of(of_all) for name, of in MEASURES.items()}
     ranks = {}
     for place, rank in taxonomy.coarse_first:
         unknown = labelled.unknown[:, place]
@@ -59,6 +63,7 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
             "unknown_rows": int(unknown.sum()),
             "unknown_taxa": len(np.unique(labelled.taxon[unknown, place])),
             **{name: {kind: number(one[place]) for kind, one in of.items()} for name, of in values.items()},
+            **{f"occurrence_{name}": number(one[place]) for name, one in together.items()},
         }
     rolled = roll_up(evaluated.strict, THRESHOLDS, taxonomy.first)
     return {
@@ -66,6 +71,7 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "split": labelled.split or "all rows",
         "rows": len(labelled.rows),
         "not_finite": evaluated.not_finite,
+        **({} if of_all is None else {"occurrences": len(of_all.label)}),
         "notes": [*labelled.notes, *_not_finite(evaluated)],
         "metadata": {
             component.name: float(labelled.valid[:, place].mean())
@@ -138,7 +144,7 @@ def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) ->
     title = f"{bundle.facts.get('title') or bundle.source.name} on {evaluated.labelled.path.name}"
     sections = {
         "What was measured": _overview(bundle, numbers),
-        "Accuracy by rank": accuracy_table(numbers),
+        "Accuracy by rank": accuracy_table(numbers) + occurrence_table(numbers),
         "Taxa that the model does not know": _unknown(bundle, evaluated, numbers),
         "Calibration, risk and coverage": _confidence(bundle, evaluated),
         "Answers by --min-confidence": roll_up_table(numbers),
@@ -172,6 +178,24 @@ def accuracy_table(numbers: Mapping[str, Any]) -> str:
     return table(columns, rows) + note(
         "Over the rows whose taxon at that rank is a class of the model; null answers count as wrong."
     )
+
+
+def occurrence_rows(numbers: Mapping[str, Any], share: Callable[[float | None], Any]) -> list[list[Any]]:
+    """A table of answers for occurrences with the columns `OCCURRENCE_COLUMNS`; none without them."""
+    return [
+        [rank, *(share(one[f"occurrence_{name}"]) for name in ("accuracy", "macro_accuracy", "ece"))]
+        + [one["occurrence_nll"]]
+        for rank, one in numbers["ranks"].items()
+        if "occurrences" in numbers
+    ]
+
+
+def occurrence_table(numbers: Mapping[str, Any]) -> str:
+    """How good the answers for whole occurrences are, "" without any."""
+    if not (rows := occurrence_rows(numbers, lambda share: percent(share, 100))):
+        return ""
+    said = f"One answer for each of the {numbers['occurrences']:,} occurrences of these rows; a row of none is its own."
+    return table(OCCURRENCE_COLUMNS, rows) + note(said)
 
 
 def _unknown(bundle: Bundle, evaluated: Evaluated, numbers: Mapping[str, Any]) -> str:

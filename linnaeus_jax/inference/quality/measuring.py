@@ -12,17 +12,20 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.credits import license_counts
+from linnaeus_jax.data.labels import occurrence_numbers
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
+from linnaeus_jax.inference.pooling import LEAST_GROUPS
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.inference.quality.measured_sets import set_scores
+from linnaeus_jax.inference.quality.occurrences import OccurrenceSums, Together
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
-from linnaeus_jax.run.frozen_trunk import out_of_fold
+from linnaeus_jax.run.frozen_trunk import folds_by_occurrence, out_of_fold
 
 log = logging.getLogger("linnaeus_jax")
 
@@ -46,6 +49,7 @@ class Rows:
       test: logits with all metadata, task -> float32 [n, C], and labels int32 [n, T] of the test rows of the labels
         file, or of as many drawn from them; None where it sets none aside.
       folds: the rows are those that the heads were fitted to, and `logits` are by heads of other folds.
+      group: int64 [N], the same number for rows of one occurrence; of none where folds tore them apart.
     """
 
     logits: Mapping[str, Logits]
@@ -56,6 +60,7 @@ class Rows:
     not_finite: int = 0
     test: tuple[Logits, NDArray[np.int32]] | None = None
     folds: bool = False
+    group: NDArray[np.int64] | None = None
 
     @property
     def kind(self) -> str:
@@ -79,6 +84,7 @@ class Measured:
       set_score: float64 [N], see `sets.scores`, by temperatures that were fitted on other rows; NaN where the label has
         taxa below it.
       test: answers by paths for the test rows, where there are some.
+      together: occurrences of several pictures, where there are enough.
     """
 
     rows: Rows
@@ -87,6 +93,7 @@ class Measured:
     calibration: Calibration
     set_score: NDArray[np.float64]
     test: Judged | None = None
+    together: Together | None = None
 
 
 def read_rows(
@@ -135,6 +142,9 @@ def read_rows(
         int(np.count_nonzero(~finite)),
         _test_rows(loaded, most_rows, seed, progress),
         folds is not None,
+        occurrence_numbers([(split.table, split.rows[finite])])
+        if folds is None or folds_by_occurrence(loaded.experiment.directory)
+        else None,
     )
 
 
@@ -158,11 +168,14 @@ def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
     taxonomy, path_counts = bundle.taxonomy, bundle.calibration.path_counts
     halves = np.array_split(np.random.default_rng(seed).permutation(len(rows.labels)), 2)
     parts: dict[tuple[str, str], list[Judged]] = {}
-    score = np.empty(len(rows.labels))
+    score, paths = np.empty(len(rows.labels)), len(Answers(taxonomy, bundle.calibration).paths.classes)
+    sums = OccurrenceSums(np.arange(len(rows.labels)) if rows.group is None else rows.group, paths, seed)
     for own, other in ((halves[0], halves[1]), (halves[1], halves[0])):
         fitted = fit(some(rows.logits[WITH], other), rows.labels[other], taxonomy, path_counts)
         answers = Answers(taxonomy, fitted)
         score[own] = set_scores(some(rows.logits[WITH], own), rows.labels[own], answers)
+        alone = some(rows.logits[WITHOUT], own) if WITHOUT in rows.logits else None
+        sums.add(own, answers, some(rows.logits[WITH], own), alone)
         for phase, logits in rows.logits.items():
             for name, consistency in CONSISTENCY.items():
                 one = judge(some(logits, own), rows.labels[own], answers, consistency)
@@ -172,7 +185,11 @@ def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:
     raw = judge(rows.logits[WITH], rows.labels, Answers(taxonomy, Calibration.none(taxonomy.tasks)), "documented")
     fitted = fit(rows.logits[WITH], rows.labels, taxonomy, path_counts)
     test = None if rows.test is None else judge(*rows.test, Answers(taxonomy, fitted))
-    return Measured(rows, raw, judged, fitted, score, test)
+    together = None
+    if len(sums.counts) >= LEAST_GROUPS:
+        together = sums.judged(rows.labels, judged[WITH, "paths"], Answers(taxonomy, fitted))
+        fitted = dataclasses.replace(fitted, dependence=together.dependence, dependence_groups=together.groups)
+    return Measured(rows, raw, judged, fitted, score, test, together)
 
 
 def calibrated(bundle: Bundle, measured: Measured) -> Bundle:

@@ -21,6 +21,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.forward import TRUNK
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.pooling import Pooling
 from linnaeus_jax.inference.server.schemas import (
     MAX_TAXA,
     TOLD_KEY,
@@ -165,12 +166,19 @@ class VectorOptions:
 
 
 @dataclass(frozen=True, eq=False)
+class TogetherOptions:
+    """One answer by `options` is wanted for all pictures of a request."""
+
+    options: AnswerOptions
+
+
+@dataclass(frozen=True, eq=False)
 class PreparedRequest:
     """A request that is ready for the model; the files `contents` of its pictures are still to be decoded."""
 
     parsed: ParsedRequest
     encoded: Encoded
-    options: AnswerOptions | VectorOptions
+    options: AnswerOptions | VectorOptions | TogetherOptions
     contents: list[bytes]
 
 
@@ -301,6 +309,7 @@ class Preparation:
         self._model, self._limits = model, limits
         self._options = functools.lru_cache(KEPT_OPTIONS)(model.answers.options)
         self._vectors = functools.lru_cache(KEPT_OPTIONS)(VectorOptions)
+        self._pooling = Pooling(model.answers)
 
     def _contents(self, parsed: ParsedRequest) -> list[bytes]:
         """The bytes of the files. Raises HTTPException 422 for what is no base64."""
@@ -330,11 +339,11 @@ class Preparation:
             raise http_error(422, str(error)) from error
         return PreparedRequest(parsed, encoded, options, self._contents(parsed))
 
-    def _options_of(self, request: AnyRequest) -> AnswerOptions | VectorOptions:
+    def _options_of(self, request: AnyRequest) -> AnswerOptions | VectorOptions | TogetherOptions:
         """The same object for equal requests, which are then answered together."""
         if isinstance(request, EmbedRequest | EmbedForm):
             return self._vectors(self._model.layer(request.with_metadata), request.normalize)
-        return self._options(
+        options = self._options(
             top_k=request.top_k,
             min_confidence=request.min_confidence,
             consistency=request.consistency,
@@ -344,6 +353,10 @@ class Preparation:
             class_balance=request.class_balance,
             as_sets=request.as_sets,
         )
+        if not request.together:
+            return options
+        self._pooling.check(options)
+        return TogetherOptions(options)
 
     def _encoded(self, parsed: ParsedRequest) -> Encoded:
         encode = self._model.bundle.encoder.encode

@@ -82,18 +82,22 @@ class PicturesIn(ObservationIn):
     metadata: Observations | None = Field(None, description="one for each picture")
 
 
-class PredictRequest(PicturesIn, OptionsIn):
-    """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
+class AnswersIn(OptionsIn):
+    """Which answers are wanted."""
 
     compare: bool = Field(False, description="also predict every picture without its metadata")
+    together: bool = Field(False, description="one answer for all pictures, which show the same individual or group")
 
 
-class PredictForm(ObservationIn, OptionsIn):
+class PredictRequest(PicturesIn, AnswersIn):
+    """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
+
+
+class PredictForm(ObservationIn, AnswersIn):
     """Body of `POST /predict` as multipart/form-data, with files named `images`. `restrict` and `always_report` may be
     repeated, and hold several taxa between commas or on lines; `metadata` and `components` are JSON."""
 
     metadata: Observations | None = None
-    compare: bool = False
 
 
 class VectorOptionsIn(Given):
@@ -157,6 +161,7 @@ class PictureOut(PredictionOut):
 
     image: str
     without_metadata: PredictionOut | None = Field(None, description="where `compare` was asked for")
+    pictures: int | None = Field(None, description="how many were answered together, where that was asked for")
 
 
 class PredictResponse(BaseModel):

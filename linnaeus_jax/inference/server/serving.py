@@ -6,6 +6,7 @@ import asyncio
 import copy
 import faulthandler
 import functools
+import itertools
 import math
 import signal
 import socket
@@ -33,6 +34,7 @@ from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.forward import FUSED, layers_of
 from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
+from linnaeus_jax.inference.pooling import Pooling, united
 from linnaeus_jax.inference.server.access import HEALTH, Access
 from linnaeus_jax.inference.server.batching import WAIT, Batcher, BatcherClosed
 from linnaeus_jax.inference.server.connections import ENFORCE_EVERY, Connection, connections_with, limit_logs
@@ -48,6 +50,7 @@ from linnaeus_jax.inference.server.requests import (
     ParsedRequest,
     Preparation,
     PreparedRequest,
+    TogetherOptions,
     VectorOptions,
     called,
     http_error,
@@ -58,7 +61,7 @@ from linnaeus_jax.inference.server.schemas import (
     PredictResponse,
     Problem,
 )
-from linnaeus_jax.reading.metadata import Encoded
+from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.system import usable_cores
 
 PAGE = Path(__file__).parent / "page"
@@ -102,6 +105,7 @@ class Service:
         self.model, self.limits = copy.copy(model), limits
         self.model.forward = model.giving(*layers_of(model.bundle.model), logits=True)
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
+        self._pooling = Pooling(model.answers)
         self.batcher = Batcher(self.model, self._said, wait)
         self.metrics = ServerMetrics(self.batcher)
         self._preparation = Preparation(model, limits)
@@ -124,12 +128,36 @@ class Service:
     async def predict(self, request: Request) -> Response:
         parsed, said = await self._said_of(request, PREDICT_BODY)
         count = len(parsed.names)
+        if parsed.request.together:
+            one = await asyncio.get_running_loop().run_in_executor(self._threads, self._together, parsed, said)
+            return self._answered(parsed, said, {"model": self.name, "predictions": [one]})
         alone = said[count:] or [None] * count
         pictures = [
             None if one is None else {"image": name, "without_metadata": other, **one}
             for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
         ]
         return self._answered(parsed, said, {"model": self.name, "predictions": pictures})
+
+    def _together(self, parsed: ParsedRequest, said: list[Any]) -> dict[str, Any] | None:
+        """The answer of all pictures that have one, by what `_said` gave; None where none has."""
+        count = len(parsed.names)
+        kept = [place for place in range(count) if None not in said[place::count]]
+        if not kept:
+            return None
+        rows = [[said[start + place] for place in kept] for start in range(0, len(said), count)]
+        evidence, own = (np.stack([each[0] for each in of]) for of in (rows[0], rows[-1]))  # of the pixels: the last
+
+        def answer(of: list[Any], found: NDArray[np.float64]) -> dict[str, Any]:
+            sums = np.stack([own, found - own], axis=1).sum(axis=0)[None]
+            pooled = self._pooling.pooled(sums, np.array([len(kept)]))
+            first = [Observation() if of is rows[-1] and len(rows) > 1 else parsed.observations[kept[0]]]
+            answered = self.model.answers.answered(self.model.answers.located(pooled, first), of[0][3])
+            inputs, notes = (united([0] * len(of), [each[at] for each in of])[0] for at in (1, 2))
+            return self._lines.objects(answered, of[0][3], [inputs], [notes])[0]
+
+        alone = answer(rows[-1], own) if parsed.request.compare else None
+        name = parsed.names[kept[0]]
+        return {"image": name, "without_metadata": alone, "pictures": len(kept), **answer(rows[0], evidence)}
 
     async def embed(self, request: Request) -> Response:
         parsed, said = await self._said_of(request, EMBED_BODY)
@@ -153,14 +181,17 @@ class Service:
     def _said(
         self,
         logits: Logits,
-        options: AnswerOptions | VectorOptions,
+        options: AnswerOptions | VectorOptions | TogetherOptions,
         inputs: Sequence[tuple[str, ...]],
         notes: Sequence[tuple[str, ...]],
     ) -> list[Any]:
-        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest; or float32 vectors [D]."""
+        """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest; or float32 vectors [D]; or
+        of pictures that are answered together evidence [P], inputs, notes and options."""
         if isinstance(options, VectorOptions):
             vectors = logits.get(options.layer, logits[FUSED])
             return list(unit(vectors) if options.normalize else vectors)
+        if isinstance(options, TogetherOptions):
+            return list(zip(self._pooling.terms(logits)[:, 0], inputs, notes, itertools.repeat(options.options)))
         return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
     async def _said_of(self, request: Request, types: AnyBody) -> tuple[ParsedRequest, list[Any]]:
@@ -177,7 +208,8 @@ class Service:
             finally:
                 for each in reading:
                     each.cancel()
-            if getattr(parsed.request, "compare", False):
+            together = isinstance(prepared.options, TogetherOptions) and self._pooling.needs_alone(encoded)
+            if together or getattr(parsed.request, "compare", False):
                 encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
             try:
                 computed = self.batcher.submit(pixels, encoded, prepared.options)

@@ -14,7 +14,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import resolve_sources
-from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, read_label_tables, text_hashes
+from linnaeus_jax.data.labels import LabelTable, occurrence_numbers, read_label_tables
 from linnaeus_jax.data.taxon_names import TaxonNames, read_taxon_names
 from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.files.nearest import Nearest
@@ -230,7 +230,7 @@ def _gathered(
     try:
         tree, _ = TaxonomyTree.from_labels(classes, [side.table.label for side in sides], null_possible=nulls)
         names = read_taxon_names(paths, classes)
-        occurrence = np.concatenate([_occurrences(side) for side in kept])
+        group = occurrence_numbers([(side.table, side.rows) for side in kept])
         ids = tuple(text for side in kept for text in side.table.identifiers[side.rows].tolist())
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
@@ -239,16 +239,9 @@ def _gathered(
         ids,
         label[keep],
         np.asarray(features[keep], np.float32),
-        np.where(occurrence == 0, np.arange(len(ids)), len(ids) + np.unique(occurrence, return_inverse=True)[1]),
+        group,
         names,
         tree,
         (*notes, *(f"{int(rows.sum()):,} rows {what}" for what, rows in left_out.items() if rows.any())),
         None if logits is None else {task: of_rank[keep] for task, of_rank in logits.items()},
     )
-
-
-def _occurrences(side: Side) -> NDArray[np.int64]:
-    """Of each row the hash of its occurrence, 0 where that is not known."""
-    if OCCURRENCE not in side.table.offered:
-        return np.zeros(len(side.rows), np.int64)
-    return text_hashes(side.table.path, OCCURRENCE)[side.rows]
