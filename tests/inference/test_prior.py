@@ -361,6 +361,20 @@ def test_the_model_in_python(model, pictures, tmp_path, tits):
     assert model.answers.prior is None
 
 
+def test_a_prior_counts_once_for_an_occurrence(model, pictures, tits):
+    located, where = model.with_prior(tits), {"latitude": 52.1, "longitude": 13.2, "date": "2024-05-17"}
+    pixels = pictures.pixels[:3]
+    [alone], [together] = (each.predict(pixels, together=1, **where, top_k=9) for each in (model, located))
+    assert located.answers.prior is not None
+    ratios = located.answers.prior.of_observations([Observation(*where.values())])
+    task = model.bundle.tasks[0]
+    (_, major), (_, minor) = model.bundle.taxonomy.find(["Parus major", "Parus minor"])
+    times = [located.answers.prior.times(ratios, task, np.array([each]))[0] for each in (major, minor)]
+    p, q = ({taxon.name: taxon.probability for taxon in each.top["species"]} for each in (alone, together))
+    wanted = p["Parus major"] / p["Parus minor"] * times[0] / times[1]
+    assert q["Parus major"] / q["Parus minor"] == pytest.approx(wanted, rel=1e-3)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_weight_is_fitted(shared, trained, capsys, tits, told):
     tits.save(Path("p.npz"))
