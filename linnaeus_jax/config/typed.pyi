@@ -83,6 +83,7 @@ class DataConfig(Section):
     task_keys_h5: tuple[str, ...]
     sampler: DataSamplerConfig
     partial: DataPartialConfig
+    hide_taxa: tuple[str, ...]
     out_of_region: DataOutOfRegionConfig
     upward_major_check: bool
     upward_major_mode: str

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.typed import Config, DataConfig, ScheduleMixupConfig
 from linnaeus_jax.data import splits
-from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables
+from linnaeus_jax.data.hidden import without_taxa
+from linnaeus_jax.data.labels import SPLIT, LabelTable, read_label_tables, with_classes
 from linnaeus_jax.data.labels_file import box_settings
 from linnaeus_jax.data.metadata import Component, ComponentSettings, component_settings
 from linnaeus_jax.data.repeats import repeated_images, shared_occurrences
@@ -236,6 +237,9 @@ def build_dataset(config: Config, missing_rows: Mapping[str, NDArray[np.int64]] 
     tables, classes = read_label_tables(paths, tasks, settings, null_possible=null_possible)
 
     names = read_taxon_names(paths, classes)
+    if data.hide_taxa:
+        tables, classes = with_classes(without_taxa(tables, names, data.hide_taxa), null_possible=null_possible)
+        names = read_taxon_names(paths, classes)
     rows_of, filters = _select_rows(data, sources, tables, settings, missing_rows or {})
     kept = (rows_of.train, rows_of.val)
     parts = {"training": (tables[0], rows_of.train), "validation": (tables[-1], rows_of.val)}

@@ -93,13 +93,20 @@ def read_label_tables(
       FileNotFoundError: a file does not exist.
       ValueError: not an HDF5 file, damaged, or a dataset is absent or has the wrong type, shape, length or range.
     """
-    tables = [_read_columns(path, tuple(tasks), components) for path in paths]
+    return with_classes([_read_columns(path, tuple(tasks), components) for path in paths], null_possible=null_possible)
+
+
+def with_classes(
+    tables: Sequence[LabelTable], *, null_possible: bool
+) -> tuple[list[LabelTable], dict[str, NDArray[np.int64]]]:
+    """The tables with the labels that follow from their taxa, and the classes, see `read_label_tables`."""
+    tables, tasks = list(tables), tables[0].tasks
     classes: dict[str, NDArray[np.int64]] = {}
     for column, task in enumerate(tasks):
         ids = np.unique(np.concatenate([np.unique(table.taxon[:, column]) for table in tables]))
         ids = ids[ids != 0]
         if not len(ids):
-            log.warning("no row of %s has a label in %s", ", ".join(paths), task)
+            log.warning("no row of %s has a label in %s", ", ".join(table.path for table in tables), task)
         classes[task] = np.concatenate([np.zeros(1, np.int64), ids]) if null_possible else ids
     for i, table in enumerate(tables):
         label = np.empty(table.taxon.shape, np.int32)

@@ -220,6 +220,7 @@ add(
     class_balance_task=Row("taxa_L30", lambda s: s.drawn("taxa_L10"), given={"data.sampler.class_balance": "equal"}),
 )
 add("data.partial", levels=Row(True, rows_of("dataset.train"), 96, {"data.partial.levels": False}))
+add("data", hide_taxa=Row(("1000",), lambda s: 1000 in s.dataset.classes["taxa_L10"], False))
 add("data.out_of_region", include=Row(False, lambda s: len(s.dataset.train) + len(s.dataset.val), 100))
 add("data.meta", active=Row(False, lambda s: s.batch["meta"].shape, (1, 16, 0)))
 add(

@@ -95,6 +95,11 @@ DATA = dict(
     partial=dict(
         levels=key(False, "use rows whose label is unknown (null) at some rank; False: they are left out"),
     ),
+    hide_taxa=key(
+        (),
+        "names or ids of taxa whose rows, and those of all below them, are not used: to measure what is said of new ones",
+        items=str,
+    ),
     out_of_region=dict(
         include=key(True, "use rows that the labels file marks as outside the region (`in_region` = 0)"),
     ),
