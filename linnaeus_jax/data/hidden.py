@@ -44,5 +44,6 @@ def without_taxa(tables: Sequence[LabelTable], names: TaxonNames, hide: Sequence
         raise InputError(f"data.hide_taxa hides every row of {files}; hide fewer taxa")
     log.info("data.hide_taxa: %d rows of %s are not used", sum(int(rows.sum()) for rows in hidden), files)
     return [
-        replace(table, taxon=np.where(rows[:, None], 0, table.taxon)) for table, rows in zip(tables, hidden, strict=True)
+        replace(table, taxon=np.where(rows[:, None], 0, table.taxon))
+        for table, rows in zip(tables, hidden, strict=True)
     ]

@@ -16,8 +16,10 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.inference import conformal, reasons, sets
 from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
+from linnaeus_jax.inference.novelty import AUTO, FIELDS, KINDS, Novelty, share_of
 from linnaeus_jax.inference.paths import (
     NONE,
     Logits,
@@ -55,6 +57,7 @@ class AnswerOptions:
       coverage: that was asked for.
       least_share: of the taxa of a set, see `sets`; None: no sets.
       prior: whether it is said what the prior of places and dates changes.
+      novelty: share of false alarms, see `novelty`; None: it is not said whether a picture shows something new.
     """
 
     top_k: int = TOP_K
@@ -66,6 +69,7 @@ class AnswerOptions:
     coverage: float | None = None
     least_share: float | None = None
     prior: bool = False
+    novelty: float | None = None
 
 
 #: of a picture: (class, probability) of every rank, coarsest first; which of them is the answer, their number for none;
@@ -79,6 +83,10 @@ AnsweredRow = tuple[
     str,
     tuple[list[sets.Entry] | None, int],
 ]
+
+
+#: one of `novelty.KINDS`; place of the task, class and probability of the taxon that it is new below; scores
+NovelRow = tuple[str, sets.Entry | None, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +104,7 @@ class Answered:
       sets: object [N], lists of `sets.Entry`; [0] where no sets are wanted.
       set_size: int64 [N], leaves of each set; [0] likewise.
       prior: [N] of `PRIOR_CHANGE`; [0] where there is no prior.
+      novelty: records of `novelty.FIELDS` [N]; [0] where it is not asked for.
     """
 
     best: NDArray[np.int32]
@@ -108,6 +117,7 @@ class Answered:
     sets: NDArray[np.object_]
     set_size: NDArray[np.int64]
     prior: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PRIOR_CHANGE))
+    novelty: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, FIELDS))
 
     def rows(self, tasks: Sequence[str]) -> Iterator[AnsweredRow]:
         """Every picture as plain numbers; a rank that was given up lists null alone.
@@ -130,13 +140,27 @@ class Answered:
             ]
             yield list(zip(path[0][row], path[1][row])), place, top, always[row], codes[row], listed[row]
 
+    def novelties(self) -> list[NovelRow]:
+        """Of every picture; a kind of "" where it is not asked for."""
+        if not len(self.novelty):
+            return [("", None, 0.0, 0.0)] * len(self.answer)
+        return [
+            (KINDS[kind], (task, index, p) if kind == 1 and task >= 0 else None, known, outside)
+            for kind, task, index, p, outside, known in self.novelty.tolist()
+        ]
+
 
 class Answers:
     """Turns logits into predictions, by the taxonomy and the calibration of one model."""
 
-    def __init__(self, taxonomy: Taxonomy, calibration: Calibration) -> None:
+    def __init__(
+        self, taxonomy: Taxonomy, calibration: Calibration, statistics: FeatureStatistics | None = None
+    ) -> None:
         self.taxonomy, self.calibration = taxonomy, calibration
         self.paths = ChangedPaths(taxonomy, calibration.path_counts)
+        self.novelty: Novelty | None = None
+        if statistics is not None and calibration.novelty:
+            self.novelty = Novelty(taxonomy, calibration, statistics)
         #: training rows of the taxa that are answered, see `TaxonomyTree.path_counts`
         self.path_counts = taxonomy.summed(calibration.path_counts)
         self.leaves = sets.Leaves(taxonomy)
@@ -163,6 +187,7 @@ class Answers:
         coverage: float | None = None,
         class_balance: float = 0.0,
         as_sets: bool = False,
+        novelty: float | str = AUTO,
     ) -> AnswerOptions:
         """Checked options.
 
@@ -175,6 +200,8 @@ class Answers:
           class_balance: 0: taxa are as likely beforehand as in training; 1: all alike, which gives rare ones more
             answers and common ones fewer.
           as_sets: with a `coverage`: also the smallest set of taxa that holds the truth as often; see `sets`.
+          novelty: say whether a picture shows a known taxon, for a share of false alarms, see `Novelty.thresholds`;
+            "off": do not; "auto": for `novelty.SHARE`, where the model can.
 
         Raises:
           UserError: a value that cannot be, or taxa that the model does not know.
@@ -221,6 +248,7 @@ class Answers:
             coverage,
             least_share,
             self.prior is not None,
+            share_of(self.novelty, novelty),
         )
 
     def probabilities(
@@ -301,7 +329,14 @@ class Answers:
             held,
             size,
             self._changed(logits, options, best, answer) if PRIOR in logits else np.zeros(0, PRIOR_CHANGE),
+            self._novel(logits, options.novelty),
         )
+
+    def _novel(self, logits: Logits, share: float | None) -> NDArray[np.void]:
+        """Records of `FIELDS`; [0] of pictures that are answered together, which have no features of their own."""
+        if share is None or self.novelty is None or self.novelty.statistics.layer not in logits:
+            return np.zeros(0, FIELDS)
+        return self.novelty(logits, share)
 
     def _changed(
         self, logits: Logits, options: AnswerOptions, best: NDArray[np.int32], answer: NDArray[np.int64]
@@ -374,7 +409,7 @@ class Answers:
     ) -> list[Prediction]:
         """The rows of `answered` with names."""
         tasks = self.taxonomy.tasks[::-1]
-        found = []
+        found, novel = [], answered.novelties()
         for row, (path, place, tops, always, code, (listed, size)) in enumerate(answered.rows(tasks)):
             taxa = tuple(self.taxon(task, *each) for task, each in zip(tasks, path, strict=True))
             top = {
@@ -391,7 +426,10 @@ class Answers:
                 if len(answered.prior)
                 else (None, None)
             )
-            found.append(Prediction(taxa, top, answer, fixed, *said, code, why, members, size, *prior))
+            kind, below, *scores = novel[row]
+            parent = None if below is None else self.taxon(tasks[~below[0]], *below[1:])
+            new = (kind, parent, *scores)
+            found.append(Prediction(taxa, top, answer, fixed, *said, code, why, members, size, *prior, *new))
         return found
 
     def taxon(self, task: str, index: int, probability: float) -> Taxon:

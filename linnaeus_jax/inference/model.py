@@ -19,7 +19,7 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
-from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, usual_buckets
+from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, layers_of, usual_buckets
 from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
 from linnaeus_jax.inference.paths import EVIDENCE, NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, read_views
@@ -54,7 +54,12 @@ class Model:
             self.forward: Forward = OnnxForward(bundle, bundle.onnx, buckets)
         else:
             self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
-        self.answers = Answers(bundle.taxonomy, bundle.calibration)
+        if bundle.statistics is not None and bundle.statistics.layer not in layers_of(bundle.model):
+            raise UserError(
+                f"{bundle.source}: its feature statistics are of {bundle.statistics.layer[:20]!r}, which its model "
+                "does not give beside the answers; make the bundle again from its run"
+            )
+        self.answers = Answers(bundle.taxonomy, bundle.calibration, bundle.statistics)
         self._others: dict[tuple[str, ...], Forward] = {}
 
     def predict(
@@ -66,6 +71,7 @@ class Model:
         date: Any = None,
         elevation: Any = None,
         components: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        novelty: float | str = AUTO,
         top_k: int = TOP_K,
         min_confidence: float = MIN_CONFIDENCE,
         consistency: str = "path",
@@ -87,8 +93,8 @@ class Model:
           latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
             NaN: unknown.
           components: numbers of metadata components by name, for those that are not computed from the above.
-          top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance, as_sets: see
-            `Answers.options`.
+          top_k, min_confidence, consistency, restrict, always_report, coverage, class_balance, as_sets, novelty:
+            see `Answers.options`.
           prior: file of `linnaeus prior build`; places and dates then count beside the picture, see `prior`.
           together: of every picture which occurrence it shows, any value that can be a key; pictures with the same one
             are answered together, those with None or NaN by themselves. One value for all: all of them.
@@ -110,6 +116,7 @@ class Model:
             coverage=coverage,
             class_balance=class_balance,
             as_sets=as_sets,
+            novelty=novelty,
         )
 
         known = {"latitude": latitude, "longitude": longitude, "date": date, "elevation": elevation}
@@ -120,7 +127,7 @@ class Model:
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:
             return model.answered(logits, encoded, lambda z, of: model.answers(z, options, self.inputs(of), of.notes))
 
-        return self._of_all(images, self.forward, answer, components=components, **known)
+        return self._of_all(images, self.forward_for(options), answer, components=components, **known)
 
     def _together(
         self, images: Picture | Iterable[Picture], together: Any, pooling: Pooling, options: AnswerOptions, **known: Any
@@ -206,6 +213,12 @@ class Model:
             self._others[key] = self.forward.giving(*layers, logits=logits)
         return self._others[key]
 
+    def forward_for(self, options: AnswerOptions) -> Forward:
+        """The forward pass that gives what answers need."""
+        if options.novelty is None or self.answers.novelty is None:
+            return self.forward
+        return self.giving(self.answers.novelty.statistics.layer, logits=True)
+
     def _of_all(
         self,
         images: Picture | Iterable[Picture],
@@ -265,8 +278,9 @@ class Model:
         self, pixels: NDArray[np.uint8], encoded: Encoded, options: AnswerOptions | None = None
     ) -> list[Prediction]:
         """Predictions of pixels uint8 [N, H, W, 3] with their metadata, at least one row."""
-        logits = self.forward(pixels, encoded.meta, encoded.valid)
-        return self.answers(logits, options or AnswerOptions(), self.inputs(encoded), encoded.notes)
+        options = options or AnswerOptions()
+        logits = self.forward_for(options)(pixels, encoded.meta, encoded.valid)
+        return self.answers(logits, options, self.inputs(encoded), encoded.notes)
 
     def inputs(self, encoded: Encoded) -> list[tuple[str, ...]]:
         """Names of the metadata components that are known, of every row."""

@@ -65,6 +65,11 @@ class Prediction:
       set_size: how many taxa without any below them these are.
       without_prior, prior_text: the answer without the prior of places and dates, None for unknown, and in words what
         it changed; None where there is no prior.
+      novelty: "known", "new_below" (of a taxon that has no training picture) or "outside" (like none of them); "": it
+        was not asked for, see `inference.novelty`.
+      novelty_taxon: what a new taxon belongs below; None: not known.
+      known_score: probability that the taxon is a known one.
+      outside_score: squared distance to the nearest of them.
     """
 
     path: tuple[Taxon, ...]
@@ -79,6 +84,10 @@ class Prediction:
     set_size: int = 0
     without_prior: Taxon | None = None
     prior_text: str | None = None
+    novelty: str = ""
+    novelty_taxon: Taxon | None = None
+    known_score: float = 0.0
+    outside_score: float = 0.0
 
     def __str__(self) -> str:
         """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
@@ -107,7 +116,14 @@ class Prediction:
             **({} if self.set is None else {"set": [dict(vars(taxon)) for taxon in self.set]}),
             **({} if self.set is None else {"set_size": self.set_size}),
             **({} if self.prior_text is None else prior_json(self.without_prior, self.prior_text)),
+            **(self._novelty if self.novelty else {}),
         }
+
+    @property
+    def _novelty(self) -> dict[str, Any]:
+        taxon = None if self.novelty_taxon is None else dict(vars(self.novelty_taxon))
+        scores = {"known_score": self.known_score, "outside_score": self.outside_score}
+        return {"novelty": self.novelty, "novelty_taxon": taxon, **scores}
 
 
 def prior_json(without: Taxon | None, text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.saved import config_from_json, keep
 from linnaeus_jax.data.dataset import Dataset
 from linnaeus_jax.data.image_sources import open_split, other_resizing
-from linnaeus_jax.data.images import input_dtype
+from linnaeus_jax.data.images import ImageSource, input_dtype
 from linnaeus_jax.data.loader import EvalLoader
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.data.preprocessing import KEYS as PREPROCESSING_KEYS
@@ -124,13 +124,16 @@ def evaluate(
     batch_size: int = 0,
     predictions: bool = False,
     logits: bool = False,
+    vectors: bool = False,
+    source: ImageSource | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """One pass over a split, by default the run's validation rows.
 
     Args:
       batch_size: 0: as the run validated; rounded up to a multiple of the devices here.
-      predictions, logits: what to keep of single rows.
+      predictions, logits, vectors: what to keep of single rows.
+      source: of what the model is given; None: the pictures of the split.
       progress: is called with (batches read, batches).
 
     Raises:
@@ -141,7 +144,7 @@ def evaluate(
     if not len(split):
         raise EvaluateError("the run has no validation rows; give --labels and --images")
     try:
-        source = open_split(inputs.config, split)
+        source = source or open_split(inputs.config, split)
         if said := other_resizing(split.table.path, source, loaded.experiment.program.evaluation.preprocessing):
             log.warning("%s", said)
         loader = inputs.eval_loader(split, source, batch_size)
@@ -159,6 +162,7 @@ def evaluate(
             phases,
             predictions=predictions,
             logits=logits,
+            vectors=vectors,
         )
 
 

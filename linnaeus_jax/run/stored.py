@@ -27,6 +27,7 @@ from linnaeus_jax.config.derived import STORED_GROUP
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.typed import Config
 from linnaeus_jax.data.image_checks import picture_sample
+from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.stored_inputs import DTYPE, StoredFile, StoredInputs, StoredSpec, finished_spec
 from linnaeus_jax.files import RunDirectory, locked, make_directory
@@ -137,6 +138,45 @@ def stored_features(directory: RunDirectory) -> dict[str, tuple[np.ndarray, np.n
             parts.append(values.astype(np.float32).mean(axis=tuple(range(1, values.ndim - 1))))
         found[split] = rows, np.concatenate(parts)
     return found
+
+
+class _Stored:
+    """Views of the rows of one labels file that are not augmented, as an `ImageSource`."""
+
+    copies_only = True
+    dtype = DTYPE
+
+    def __init__(self, parts: Mapping[str, StoredInputs], rows: Mapping[str, np.ndarray]) -> None:
+        self._parts = [(source, rows[name]) for name, source in parts.items()]
+        self.image_shape = self._parts[0][0].image_shape
+
+    def __len__(self) -> int:
+        return len(self._parts[0][0])
+
+    def read(self, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """As of `ImageSource`."""
+        ok = np.zeros(len(rows), bool)
+        for source, held in self._parts:
+            mine = np.flatnonzero(np.isin(rows, held))
+            values = np.empty((len(mine), *self.image_shape), DTYPE)
+            ok[mine] = source.read(rows[mine] * source.views, values)
+            out[mine] = values
+        return ok
+
+
+def stored_source(experiment: Experiment, split: Split) -> ImageSource | None:
+    """What the run has stored of rows of one of its labels files; None where it has not, or not of all of them."""
+    parts, held = {}, {}
+    for own in (experiment.inputs.dataset.train, experiment.inputs.dataset.val):
+        path = experiment.directory.stored / f"{own.name}.bin"
+        spec = finished_spec(path)
+        if own.table is split.table and spec is not None and spec.rows == len(own) and experiment.program.stored:
+            parts[own.name], held[own.name] = StoredInputs(path, spec, own.rows, len(own.table)), own.rows
+    if not parts or not np.isin(split.rows, np.concatenate([*held.values()])).all():
+        return None
+    if {part.image_shape for part in parts.values()} != {tuple(experiment.program.stored.shape[1:])}:  # type: ignore[union-attr]
+        return None
+    return _Stored(parts, held)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ from linnaeus_jax.step.row_scores import MISTAKE_FIELDS, SCORE_FIELDS, RowScores
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
+#: name of the features of a row, beside its logits
+VECTORS = "vectors"
 #: name of the sums of losses with class weights, float32 [T]; only where they are on
 CLASS_WEIGHTED = "loss_class_weighted"
 
@@ -75,13 +77,15 @@ class EvaluationProgram:
         features = self.model.apply(variables, pixels, method="encode_image")
         return features
 
-    def logits(
+    def outputs(
         self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array, valid: jax.Array
-    ) -> dict[str, jax.Array]:
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Logits, and the vectors [B, D] of `forward.layers_of`: with metadata, where these join before the end."""
         variables = {"params": params, **model_state}
         tokens = self.model.apply(variables, features, meta, meta_valid_BK=valid, method="encode_tokens")
         logits: Any = self.model.apply(variables, tokens, method="classify")
-        return {task: logits[task] for task in self.tasks}  # JAX sorts the keys of a dict
+        vectors: Any = features if getattr(self.model, "fuses_late", False) else tokens
+        return {task: logits[task] for task in self.tasks}, vectors  # JAX sorts the keys of a dict
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -115,7 +119,7 @@ class EvaluationProgram:
         """
         meta = meta_masking.zero_components(batch["meta"], component_mask[None, :], self.bounds)
         valid = batch["meta_valid"] & component_mask[None, :]
-        logits = self.logits(params, model_state, features, meta, valid)
+        logits, vectors = self.outputs(params, model_state, features, meta, valid)
         predicted = jnp.stack([predict(z) for z in logits.values()], axis=1)
         best = [jnp.exp(z.max(axis=1) - jax.nn.logsumexp(z, axis=1)) for z in logits.values()]
         label, probability = batch["label"], jnp.stack(best, axis=1)
@@ -128,6 +132,7 @@ class EvaluationProgram:
             "probability": probability,
             "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
+            VECTORS: vectors.astype(jnp.float32),
         }
         columns = {**batch, "meta": meta, "meta_valid": valid}
         new = self._batch_sums(task_weights, logits, columns) | self._class_sums(predicted, batch)
@@ -205,6 +210,7 @@ class Evaluator:
         *,
         predictions: bool = False,
         logits: bool = False,
+        vectors: bool = False,
         after_first: Callable[[Mapping[str, Sums]], None] | None = None,
     ) -> Evaluation:
         """Runs all `phases` over `batches`.
@@ -213,11 +219,12 @@ class Evaluator:
           task_weights: float32 [T], for `loss_weighted`.
           predictions: also keep the predictions of every row.
           logits: with the predictions, keep all logits; large for many classes.
+          vectors: beside the logits, keep the features as `VECTORS`.
           after_first: gets the sums of every phase after one batch.
         """
         params = self.placement.whole(params)
         samples = ("row", "label", "weight", "predicted", "probability", *(("logits",) if logits else ()))
-        samples = samples if predictions or logits else ()
+        samples = (*samples, *((VECTORS,) if vectors else ())) if predictions or logits else ()
         names = tuple(phase.name for phase in phases)
         scores = RowScores(names, self.program.tasks)
         fields = tuple(dict.fromkeys((*samples, *SCORE_FIELDS, *MISTAKE_FIELDS)))

@@ -72,6 +72,16 @@ def runtime_option(parser: Any) -> None:
     )
 
 
+def novelty_option(parser: Any) -> None:
+    """Adds --novelty."""
+    parser.add_argument(
+        "--novelty",
+        default="auto",
+        metavar="SHARE",
+        help="say whether the taxon is a known one, with this share of false alarms (auto: 0.05, if it can; off)",
+    )
+
+
 def plugins_option(parser: argparse.ArgumentParser, what: str = "that a bundle needs") -> None:
     """Adds --plugins; `what` says in its help which ones."""
     parser.add_argument(

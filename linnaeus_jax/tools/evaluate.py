@@ -116,9 +116,11 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     from linnaeus_jax.inference.quality.evaluating import PATH
     from linnaeus_jax.inference.quality.evaluation_page import (
         COVERAGE_COLUMNS,
+        NOVELTY_COLUMNS,
         OCCURRENCE_COLUMNS,
         coverage_rows,
         haurc_text,
+        novelty_rows,
         occurrence_rows,
     )
     from linnaeus_jax.metrics.judged import roll_up_rows
@@ -142,6 +144,8 @@ def show_bundle(numbers: Mapping[str, Any], title: str) -> None:
     console.print(table("answers by --min-confidence", columns, rows))
     if rows := coverage_rows(numbers, percent):
         console.print(table("answers and sets by --coverage", COVERAGE_COLUMNS, rows))
+    if rows := novelty_rows(numbers, percent):
+        console.print(table("known, new and other taxa", [*NOVELTY_COLUMNS], rows))
     if text := haurc_text(numbers).strip():
         console.print(text, soft_wrap=True)
 

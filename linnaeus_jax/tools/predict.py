@@ -130,6 +130,7 @@ def argument_parser() -> argparse.ArgumentParser:
         default="answers",
         help="sets: with --coverage, also the smallest set of taxa that holds the truth as often (default: answers)",
     )
+    tools.novelty_option(answers)
     answers.add_argument(
         "--class-balance",
         type=float,
@@ -256,6 +257,7 @@ def made_with(
         "always_report": text_lines(args.always_report) if args.always_report else [],
         **({} if args.coverage is None else {"coverage": args.coverage}),
         **({} if args.form == "answers" else {"as": args.form}),
+        **({"novelty": args.novelty} if args.novelty != "off" and model.answers.novelty else {}),
         **({"class_balance": args.class_balance} if args.class_balance else {}),
         **({} if args.boxes is None else {"boxes": digest_of(jobs, args.boxes if is_json(args.out) else None)}),
         **digest_of_package(args.out, args.meta),
@@ -336,6 +338,7 @@ def options_of(args: argparse.Namespace, model: Model) -> AnswerOptions:
         coverage=args.coverage,
         class_balance=args.class_balance,
         as_sets=args.form == "sets",
+        novelty=args.novelty,
     )
 
 

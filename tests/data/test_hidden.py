@@ -22,7 +22,7 @@ def test_hidden_taxa_are_neither_classes_nor_rows(tmp_path, hide, lost):
     assert dataset.classes["taxa_L10"].tolist() == left == dataset.names.classes["taxa_L10"].tolist()
     used, taxon = np.concatenate([dataset.train.rows, dataset.val.rows]), whole.train.table.taxon
     every = np.concatenate([whole.train.rows, whole.val.rows])
-    gone = np.isin(taxon, [*lost, *map(int, hide)]).any(axis=1)
+    gone = np.asarray(np.isin(taxon, [*lost, *map(int, hide)]).any(axis=1))
     assert sorted(used) == sorted(every[~gone[every]])
     labels = np.concatenate([dataset.train.labels, dataset.val.labels])
     for place, task in enumerate(dataset.tasks):
@@ -31,7 +31,9 @@ def test_hidden_taxa_are_neither_classes_nor_rows(tmp_path, hide, lost):
 
 
 def test_taxa_that_no_row_has_and_all_taxa_are_refused_in_a_line(tmp_path):
-    with pytest.raises(InputError, match=r"^data\.hide_taxa names '9', of which .*labels\.h5 has no row; give sci[^\n]*$"):
+    with pytest.raises(
+        InputError, match=r"^data\.hide_taxa names '9', of which .*labels\.h5 has no row; give sci[^\n]*$"
+    ):
         built(tmp_path, "1003", "9")
     with pytest.raises(InputError, match=r"^data\.hide_taxa hides every row of .*; hide fewer taxa$"):
         built(tmp_path, "30", "31")

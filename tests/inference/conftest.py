@@ -126,7 +126,7 @@ def shared(model, monkeypatch, tmp_path, pictures) -> Path:
 
     def one(bundle, buckets, runtime="auto"):
         same = copy.copy(model)
-        same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration)
+        same.bundle, same.answers = bundle, Answers(bundle.taxonomy, bundle.calibration, bundle.statistics)
         return same
 
     monkeypatch.setattr(models, "Model", one)

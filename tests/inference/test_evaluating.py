@@ -104,8 +104,9 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
         return SimpleNamespace(result=lambda: z)
 
     labelled = read_labelled(bundle, data.labels)
+    passes = SimpleNamespace(buckets=(64,), dispatch=forward)
     stub: Any = SimpleNamespace(
-        bundle=bundle, answers=model.answers, forward=SimpleNamespace(buckets=(64,), dispatch=forward)
+        bundle=bundle, answers=model.answers, forward=passes, forward_for=lambda options: passes
     )
     evaluated = evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels))
     numbers = summary(bundle, evaluated)

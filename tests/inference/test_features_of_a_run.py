@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -15,8 +16,10 @@ from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import Dataset, build_dataset, write_assets
 from linnaeus_jax.data.stored_inputs import StoredFile, StoredSpec
 from linnaeus_jax.files import RunDirectory, write_json
+from linnaeus_jax.inference.quality import measuring
 from linnaeus_jax.inference.wrong_labels.label_issues import find_label_issues
 from linnaeus_jax.inference.wrong_labels.labelled_features import of_run
+from linnaeus_jax.run.stored import stored_source
 from linnaeus_jax.tools import label_issues as tool
 from tests.tiny import TASKS, tiny_config
 
@@ -127,3 +130,55 @@ def test_a_shorter_labels_file_is_refused(tmp_path):
             file[name] = values
     with pytest.raises(UserError, match=r"has fewer rows than .* was trained on; restore it"):
         of_run(tmp_path / "run")
+
+
+def test_what_is_stored_is_read_by_rows_of_either_split(tmp_path):
+    dataset = write_run(tmp_path)
+    stored = SimpleNamespace(shape=(1, 4))
+    run: Any = SimpleNamespace(
+        inputs=SimpleNamespace(dataset=dataset),
+        directory=RunDirectory(tmp_path / "run"),
+        program=SimpleNamespace(stored=stored),
+    )
+    both = dataset.val.with_rows_of(dataset.train).sample(30, seed=0)
+    source = stored_source(run, both)
+    assert source is not None
+    out = np.empty((30, 4), np.float16)
+    assert source.read(both.rows, out).all()
+    places = {row: place for split in (dataset.train, dataset.val) for place, row in enumerate(split.rows.tolist())}
+    np.testing.assert_allclose(out[:, 0], [places[row] / 100 for row in both.rows.tolist()], atol=1e-3)
+    stored.shape = (1, 5)
+    assert stored_source(run, both) is None, "another trunk has stored it"
+    stored.shape = (1, 4)
+    (run.directory.stored / "val.bin").unlink()
+    assert stored_source(run, both) is None
+    assert stored_source(run, dataset.train) is not None
+
+
+class Rows:
+    """Of a split, the labels."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, chosen: np.ndarray) -> Rows:
+        return Rows(self.labels[chosen])
+
+
+@pytest.mark.parametrize(("of_class", "most", "rows"), [(50, 5000, 60), (4, 5000, 32), (50, 20, 20), (50, 3, 16)])
+def test_a_few_training_rows_of_every_class_say_what_it_looks_like(of_class, most, rows, monkeypatch):
+    labels = np.repeat(np.arange(8), [30, 10, 5, 4, 4, 3, 2, 2])[:, None].astype(np.int32)
+    split = Rows(labels)
+    monkeypatch.setattr(measuring, "OF_CLASS", of_class)
+    monkeypatch.setattr(measuring, "TRAINED", most)
+    monkeypatch.setattr(measuring, "_features", lambda loaded, taken, progress: taken.labels.astype(np.float32))
+    loaded: Any = SimpleNamespace(dataset=SimpleNamespace(train=split))
+    features, found = measuring._trained(loaded, 0, None)
+    np.testing.assert_array_equal(features, found)
+    count = np.bincount(found[:, 0], minlength=8)
+    assert count.sum() == min(rows, np.minimum(np.bincount(labels[:, 0]), of_class).sum())
+    assert (count >= 2).all()
+    assert (count <= of_class).all()

@@ -224,7 +224,7 @@ def test_a_phase_tells_the_model_which_components_it_hides(spied, monkeypatch) -
 
     @jax.jit  # of which only what the model is told is computed
     def seen(mask: jax.Array) -> list[jax.Array]:
-        evaluation.logits({}, {}, jnp.zeros((4, 3)), meta, known & mask[None])
+        evaluation.outputs({}, {}, jnp.zeros((4, 3)), meta, known & mask[None])
         by_logits = told.pop("valid")
         evaluation.phase({}, {}, jnp.ones(3), jnp.zeros((4, 3)), batch, mask, evaluation.empty_sums())
         return [by_logits, told.pop("valid")]

@@ -97,7 +97,7 @@ DATA = dict(
     ),
     hide_taxa=key(
         (),
-        "names or ids of taxa whose rows, and those of all below them, are not used: to measure what is said of new ones",
+        "names or ids of taxa whose rows, and those of all below, are not used: to measure what is said of new ones",
         items=str,
     ),
     out_of_region=dict(

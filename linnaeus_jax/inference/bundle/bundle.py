@@ -15,6 +15,7 @@ from linnaeus_jax.data.dataset import BOXES, PATH_COUNTS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.models.family import ModelFamily, build_model
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
@@ -43,6 +44,8 @@ class Calibration:
       set_rows: rows that these were measured on; 0: they were not.
       dependence: of the pictures of one occurrence, from 0 to 1, see `inference.pooling`.
       dependence_groups: occurrences of several pictures that it was fitted on; 0: it was not.
+      novelty: `weights` of `Novelty.known`, and thresholds of `outside` and `new` as of coverage.
+      novelty_rows: rows that these were measured on; 0: they were not.
     """
 
     ranks: Mapping[str, float]
@@ -55,6 +58,8 @@ class Calibration:
     set_rows: int = 0
     dependence: float = DEPENDENCE
     dependence_groups: int = 0
+    novelty: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    novelty_rows: int = 0
 
     @classmethod
     def none(cls, tasks: tuple[str, ...], path_counts: Mapping[str, Sequence[int]] | None = None) -> Calibration:
@@ -83,6 +88,7 @@ class Bundle:
         `boxes` (how they were cut from the pictures for training).
       plugins: names of `env.plugins` that the model may need, without their directories.
       onnx: the forward pass for onnxruntime, see `inference.onnx_program`; empty: none.
+      statistics: of the features of its training rows, where they were made.
     """
 
     source: Path
@@ -96,6 +102,7 @@ class Bundle:
     facts: Mapping[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
     onnx: bytes = b""
+    statistics: FeatureStatistics | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -64,6 +64,15 @@ def _thresholds(value: Any) -> bool:
     return _is_object(value) and all(_is_number(p) and 0 <= p <= 1 for p in value.values())
 
 
+def _novelty(value: Any) -> bool:
+    if not _is_object(value) or not all(map(_is_object, value.values())):
+        return False
+    known = {"weights": 3, "outside": None, "new": None} if value else {}
+    return set(value) == set(known) and all(
+        all(map(_is_number, each.values())) and known[name] in (None, len(each)) for name, each in value.items()
+    )
+
+
 def _counts(value: Any) -> bool:
     return _is_object(value) and all(map(_list_of(_is_count), value.values()))
 
@@ -110,6 +119,8 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.set_rows": ("a number of rows", _is_count),
     "calibration.dependence": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
     "calibration.dependence_groups": ("a number of occurrences", _is_count),
+    "calibration.novelty": ("weights and thresholds, an object of numbers each", _novelty),
+    "calibration.novelty_rows": ("a number of rows", _is_count),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
     "facts.weights": ("a text", _is_text),
@@ -131,6 +142,7 @@ _OPTIONAL = (
     "calibration.path_counts",
     "calibration.set",
     "calibration.dependence",
+    "calibration.novelty",
 )
 #: settings of models that are lists of widths
 _WIDTHS = ("dims", "embed_dims", "out_channels", "num_heads")

@@ -6,6 +6,7 @@ taxonomy.json         the tree, as in a run's assets
 class_index_map.json  taxon ids of the classes and back, and their names
 changed_taxonomy.json the same of the taxa that are answered, where names have changed since the training
 model.onnx            the forward pass for onnxruntime, where it was asked for
+feature_statistics.safetensors   of the training rows, where they were made, see `statistics`
 README.md, images/    the card for people
 """
 
@@ -38,6 +39,7 @@ from linnaeus_jax.files import (
 )
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import (
     CHANGED,
     CLASS_MAP,
@@ -55,7 +57,7 @@ from linnaeus_jax.run.saved_weights import BUNDLE_JSON, BUNDLE_WEIGHTS
 from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.settings import DEFAULTS
 
-WEIGHTS, ONNX = BUNDLE_WEIGHTS, "model.onnx"
+WEIGHTS, ONNX, STATISTICS = BUNDLE_WEIGHTS, "model.onnx", "feature_statistics.safetensors"
 FORMAT = "linnaeus_jax bundle"
 #: the second has `CHANGED`, which programs that read the first alone would pass over
 FORMAT_VERSIONS = 1, 2
@@ -154,7 +156,8 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
         raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
     rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
     onnx = (path / ONNX).read_bytes() if ONNX in about["files"] else b""
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx)
+    statistics = FeatureStatistics.read(path / STATISTICS, taxonomy.of_heads) if STATISTICS in about["files"] else None
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx, statistics)
 
 
 def write_bundle(
@@ -190,6 +193,8 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
     write_taxonomy(bundle.taxonomy.of_heads, directory / TAXONOMY, directory / CLASS_MAP)
     if bundle.taxonomy.heads:
         write_json(directory / CHANGED, changed_to_json(bundle.taxonomy))
+    if bundle.statistics is not None:
+        bundle.statistics.write(directory / STATISTICS)
     if bundle.onnx:
         (directory / ONNX).write_bytes(bundle.onnx)
     if add_card is not None:

@@ -16,6 +16,7 @@ from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.files import json_text, write_atomically
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.predicting import Part
+from linnaeus_jax.inference.novelty import novelty_text
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.mistakes import thumbnail
 from linnaeus_jax.reporting.page import note, page
@@ -157,7 +158,7 @@ def _card(row: Row, picture: str) -> str:
     if "occurrence" in row:
         occurrence, count = row["occurrence"]
         used = f"{used}; {count:,} picture{'s' * (count > 1)} of {printable(str(occurrence))}"
-    texts = [*([row["reason_text"]] if row["reason_text"] else []), *row["notes"]]
+    texts = [*filter(None, (novelty_text(row), row["reason_text"])), *row["notes"]]
     notes = "".join(f'<p class="notes">{html.escape(printable(text))}</p>' for text in texts)
     if "set" in row:
         taxa = ", ".join(map(_label, row["set"][:SHOWN]))

@@ -147,7 +147,7 @@ def predict_files(
         own = logits[0] if pooling is None else pooling.alone(pooling.terms(*logits), logits[0])
         return model.answers.answered(own, options)
 
-    return over_files(model, model.forward, jobs, answer, pooling=pooling, **how)
+    return over_files(model, model.forward_for(options), jobs, answer, pooling=pooling, **how)
 
 
 def over_files(

@@ -13,6 +13,7 @@ from rich.table import Table
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.files.unfinished import PICTURES, UNREADABLE, Summary, sidecar_path
+from linnaeus_jax.inference.novelty import novelty_text
 from linnaeus_jax.inference.paths import NOT_FINITE
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table
@@ -43,7 +44,9 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
         beyond = [taxon for taxon in path if width >= _WIDE or (taxon == path[-1] and taxon != answer)]
         ranks = " > ".join(f"{_name(taxon)} {_percent(taxon)}" for taxon in beyond)
         always = [f"{_name(taxon)} {_percent(taxon)}" for taxon in row["always"]]
-        said = "; ".join(filter(None, [ranks, row["reason_text"], *always, *map(printable, row["notes"])]))
+        said = "; ".join(
+            filter(None, [novelty_text(row), ranks, row["reason_text"], *always, *map(printable, row["notes"])])
+        )
         what = f"{_name(answer)}{common}" if answer else "unknown"
         if "set" in row:
             more = f" and {len(row['set']) - SHOWN} more" if len(row["set"]) > SHOWN else ""
@@ -107,6 +110,9 @@ def summary_lines(
         lines.append(f"above the finest rank or unknown: {codes}")
     if options.least_share is not None and read:
         lines.append(f"sets for a coverage of {coverage:g} hold {summary.set_size / read:.1f} taxa on average")
+    if summary.novelty:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in summary.novelty.most_common())
+        lines.append(f"taxa of {what}, for a share of {options.novelty:g} of false alarms: {counts}")
     components = [component.name for component in bundle.encoder.components]
     if components and read:
         counts = ", ".join(f"{name} for {summary.inputs.get(name, 0):,}" for name in components)

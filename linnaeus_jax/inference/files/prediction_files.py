@@ -43,6 +43,7 @@ from linnaeus_jax.inference.files.unfinished import (
     sidecar_path,
 )
 from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.novelty import KINDS
 from linnaeus_jax.inference.reasons import CODES
 from linnaeus_jax.reading.camtrap_dp import read_package
 
@@ -156,6 +157,7 @@ class Predictions(Unfinished):
             codes = np.bincount(part.answered.reason, minlength=len(CODES)).tolist()
             self.summary.reasons.update({code: count for code, count in zip(CODES, codes) if code and count})
             self.summary.set_size += int(part.answered.set_size.sum())
+            self.summary.novelty.update(KINDS[kind] for kind in part.answered.novelty["kind"].tolist())
         texts = ["".join(self._lines.lines(part)), "".join(unreadable_lines(part)), gallery]
         if occurrences is not None:
             texts = ["".join(self._lines.lines(occurrences)), *texts[1:], texts[0]]

@@ -135,6 +135,9 @@ class CsvLines(Lines):
         if self.options.prior:
             schema |= {"without_prior_rank": pl.String, "without_prior_name": pl.String}
             schema |= {"without_prior_probability": pl.Float64, "prior_text": pl.String}
+        if self.options.novelty is not None:
+            schema |= {"novelty": pl.String, "novelty_taxon_id": pl.Int64, "novelty_taxon": pl.String}
+            schema |= {"known_score": pl.Float64, "outside_score": pl.Float64}
         return schema | {"inputs": pl.String, "metadata_from": pl.String, "notes": pl.String, "top": pl.String}
 
     @property
@@ -152,7 +155,7 @@ class CsvLines(Lines):
     def lines(self, part: Part[Answered]) -> list[str]:
         """One line for each picture that has an answer."""
         lines: list[str] = []
-        names = part.names
+        names, novel = part.names, part.answered.novelties() if part.answered else []
         rows = part.answered.rows(self.tasks) if part.answered else ()
         for row, (path, place, tops, always, code, (members, size)) in enumerate(rows):
             cells = [(*taxa[i], f"{p:.6g}") for taxa, (i, p) in zip(self._taxa, path)]
@@ -171,6 +174,10 @@ class CsvLines(Lines):
                 name = UNKNOWN if without is None else without.name or str(without.taxon_id)
                 fixed += [without.rank, name, f"{without.probability:.6g}"] if without else ["", name, ""]
                 fixed.append(text)
+            if self.options.novelty is not None:
+                kind, below, *scores = novel[row]
+                taxon = self._taxa[~below[0]][below[1]] if below else ("", "")
+                fixed += [kind, *map(str, taxon), *(f"{score:.6g}" if kind else "" for score in scores)]
             said = [" ".join(part.inputs[row]), part.metadata_from[row], "; ".join(part.notes[row])]
             listed = json.dumps(top, ensure_ascii=False, separators=(",", ":"))
             box = box_cells(part.boxes[row]) if self.boxes else []
@@ -219,7 +226,7 @@ class JsonLines(Lines):
     ) -> list[dict[str, Any]]:
         """`Prediction.to_json` of every picture."""
         fixed = [self._taxa[self.tasks.index(task)][index] for task, index in options.always]
-        objects = []
+        objects, novel = [], answered.novelties()
         for row, (path, place, tops, always, code, (members, size)) in enumerate(answered.rows(self.tasks)):
             taxa = [{**known[i], "probability": p} for known, (i, p) in zip(self._taxa, path)]
             said: dict[str, Any] = {
@@ -238,6 +245,10 @@ class JsonLines(Lines):
                 said["set_size"] = size
             if len(answered.prior):
                 said |= prior_json(*self.said_of_prior(answered, row))
+            if novel[row][0]:
+                kind, below, known, outside = novel[row]
+                taxon = {**self._taxa[~below[0]][below[1]], "probability": below[2]} if below else None
+                said |= {"novelty": kind, "novelty_taxon": taxon, "known_score": known, "outside_score": outside}
             objects.append(said)
         return objects
 

@@ -57,6 +57,7 @@ class Summary:
       reasons: code of `reasons.CODES` -> pictures whose answer ends above the finest rank by it.
       set_size: taxa of all sets together, if there are sets.
       occurrences: as `answers`, of occurrences that were answered together.
+      novelty: one of `novelty.KINDS` -> pictures of which it is said.
     """
 
     pictures: int = 0
@@ -69,6 +70,7 @@ class Summary:
     reasons: Counter[str] = field(default_factory=Counter)
     set_size: int = 0
     occurrences: Counter[str] = field(default_factory=Counter)
+    novelty: Counter[str] = field(default_factory=Counter)
 
     @property
     def answered(self) -> int:

@@ -92,6 +92,7 @@ class Evaluated:
     Attributes:
       labelled: the rows for which the outputs of the model are finite.
       sets: of the rows, with all metadata.
+      novelty: records of `novelty.FIELDS` [N], where the model can say it.
       not_finite: how many others there are.
       occurrences: what was said of each together, where some have several rows.
     """
@@ -101,6 +102,7 @@ class Evaluated:
     sets: MeasuredSets
     not_finite: int = 0
     occurrences: Judged | None = None
+    novelty: NDArray[np.void] | None = None
 
     @property
     def strict(self) -> Judged:
@@ -285,6 +287,8 @@ def evaluate_labelled(
     known = Encoded(labelled.meta, labelled.valid, [()] * len(labelled.rows))
     given = by_number(known, known.without()) if labelled.valid.any() else by_number(known)
 
+    options, judge_novelty = model.answers.options(), model.answers.novelty
+
     def read(number: int) -> tuple[int, NDArray[np.uint8]]:
         return number, pictures.read(int(labelled.rows[number]))
 
@@ -294,7 +298,7 @@ def evaluate_labelled(
 
     def judged(
         numbers: list[int], _: Sequence[Encoded], logits: list[Logits]
-    ) -> tuple[NDArray[np.int64], dict[str, Judged], MeasuredSets, NDArray[np.float64] | None]:
+    ) -> tuple[NDArray[np.int64], dict[str, Judged], MeasuredSets, NDArray[np.float64] | None, NDArray[np.void] | None]:
         terms = None if sums is None else pooling.terms(*logits)
         finite = np.logical_and.reduce([finite_rows(each) for each in logits])
         kept, logits = np.array(numbers)[finite], [some(each, finite) for each in logits]
@@ -302,14 +306,18 @@ def evaluate_labelled(
         found = {kind: judge(logits[0], label, model.answers, how, row) for kind, how in ALL_METADATA.items()}
         if len(logits) > 1:
             found[WITHOUT_METADATA] = judge(logits[1], label, model.answers, row=row)
-        return kept, found, MeasuredSets.of(logits[0], label, model.answers), terms
+        novel = judge_novelty(logits[0], options.novelty, every=True) if judge_novelty and options.novelty else None
+        return kept, found, MeasuredSets.of(logits[0], label, model.answers), terms, novel
 
     parts: list[dict[str, Judged]] = []
     kept: list[NDArray[np.int64]] = []
     of_sets: list[MeasuredSets] = []
+    novel: list[NDArray[np.void]] = []
     together: list[Judged] = []
     total, done = len(labelled.rows), 0
-    for numbers, part, measured, terms in run_rows(model.forward, range(total), read, given, judged, finishers=2):
+    for numbers, part, measured, terms, new in run_rows(
+        model.forward_for(options), range(total), read, given, judged, finishers=2
+    ):
         if sums is not None and terms is not None:
             whole = sums.add(groups[done : done + len(terms)], terms)
             done += len(terms)
@@ -319,11 +327,15 @@ def evaluate_labelled(
         parts.append(part)
         kept.append(numbers)
         of_sets.append(measured)
+        novel += [] if new is None else [new]
         if progress:
             progress(min(total, len(parts) * model.forward.buckets[-1]), total)
     rows = np.concatenate(kept)
     if not len(rows):
         raise NotFiniteError(f"none of {total} rows of {labelled.path} has an answer: {NOT_FINITE}")
     found = {kind: joined([part[kind] for part in parts]) for kind in parts[0]}
+    records = np.concatenate(novel) if novel else None
     pooled_answers = joined(together) if together else None
-    return Evaluated(labelled.take(rows), found, MeasuredSets.joined(of_sets), total - len(rows), pooled_answers)
+    return Evaluated(
+        labelled.take(rows), found, MeasuredSets.joined(of_sets), total - len(rows), pooled_answers, records
+    )

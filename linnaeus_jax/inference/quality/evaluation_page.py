@@ -16,7 +16,8 @@ from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.paths import NOT_FINITE
-from linnaeus_jax.inference.quality.evaluating import PATH, Evaluated, Pictures
+from linnaeus_jax.inference.quality.evaluating import PATH, UNKNOWN, Evaluated, Pictures
+from linnaeus_jax.inference.quality.measured_novelty import judged
 from linnaeus_jax.inference.quality.measured_sets import span
 from linnaeus_jax.metrics.judged import (
     MEASURES,
@@ -81,6 +82,7 @@ def summary(bundle: Bundle, evaluated: Evaluated) -> dict[str, Any]:
         "unknown_taxa_answered": {rank: _answered(evaluated, place, bundle) for place, rank in taxonomy.coarse_first},
         "roll_up": [each.to_json(list(taxonomy.ranks.values())) for each in rolled],
         "coverage": _coverage(bundle, evaluated),
+        **({} if evaluated.novelty is None else {"novelty": judged(evaluated.novelty, labelled.label, UNKNOWN)}),
         "haurc": number(haurc(evaluated.strict, taxonomy.tree.finest_below(), taxonomy.first)),
     }
 
@@ -146,6 +148,7 @@ def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) ->
         "What was measured": _overview(bundle, numbers),
         "Accuracy by rank": accuracy_table(numbers) + occurrence_table(numbers),
         "Taxa that the model does not know": _unknown(bundle, evaluated, numbers),
+        "What it says of known, new and other taxa": novelty_table(numbers),
         "Calibration, risk and coverage": _confidence(bundle, evaluated),
         "Answers by --min-confidence": roll_up_table(numbers),
         "Answers and sets by --coverage": coverage_table(numbers),
@@ -196,6 +199,31 @@ def occurrence_table(numbers: Mapping[str, Any]) -> str:
         return ""
     said = f"One answer for each of the {numbers['occurrences']:,} occurrences of these rows; a row of none is its own."
     return table(OCCURRENCE_COLUMNS, rows) + note(said)
+
+
+NOVELTY_COLUMNS = (
+    *("rows of", "rows", "said to be known %", "new %", "outside %", "AUROC %", "taken for known %", "right parent %"),
+)
+
+
+def novelty_rows(numbers: Mapping[str, Any], share: Callable[[float | None], Any]) -> list[list[Any]]:
+    """A table with the columns `NOVELTY_COLUMNS`; empty where the model does not say what is new."""
+    found = []
+    for kind, name in (("known", "known taxa"), ("new", "new ones below known"), ("outside", "others")):
+        if one := numbers.get("novelty", {}).get(kind):
+            measured = (one.get(each) for each in ("auroc", "false_positives", "right_parent"))
+            found.append([name, one["rows"], *map(share, (*one["said"].values(), *measured))])
+    return found
+
+
+def novelty_table(numbers: Mapping[str, Any]) -> str:
+    """How well it tells taxa that it does not know."""
+    if not (rows := novelty_rows(numbers, lambda share: "-" if share is None else percent(share, 100))):
+        return note("The model does not say it: its bundle has no statistics of features.")
+    return table(list(NOVELTY_COLUMNS), rows) + note(
+        "AUROC of the score, against known taxa; taken for known: where 95 % of the known are; right parent: the taxon "
+        "that they would be new below is the deepest known one above theirs, over all rows."
+    )
 
 
 def _unknown(bundle: Bundle, evaluated: Evaluated, numbers: Mapping[str, Any]) -> str:

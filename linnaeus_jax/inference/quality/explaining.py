@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +129,7 @@ def explain(
     """
     if not 0 < window <= 1 or grid * window < 1:
         raise ValueError(f"{grid} x {grid} squares of {window:g} of the side leave gaps; give a larger grid or window")
-    options = options or AnswerOptions()
+    options = replace(options or AnswerOptions(), novelty=None)
     pixels = model.read([picture])[0]
     encoded = model.bundle.encoder.encode([observation or Observation()])
     withheld = _withheld(model, encoded)

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +18,27 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle.statistics import MOST_FEATURES, FeatureStatistics
+from linnaeus_jax.inference.forward import layers_of
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pooling import LEAST_GROUPS
 from linnaeus_jax.inference.quality.calibration import fit, judge
+from linnaeus_jax.inference.quality.measured_novelty import fit as fit_novelty
 from linnaeus_jax.inference.quality.measured_sets import set_scores
 from linnaeus_jax.inference.quality.occurrences import OccurrenceSums, Together
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
 from linnaeus_jax.run.frozen_trunk import folds_by_occurrence, out_of_fold
+from linnaeus_jax.run.stored import stored_source
+from linnaeus_jax.step.evaluation import VECTORS
 
 log = logging.getLogger("linnaeus_jax")
 
 #: most rows that are measured, and most bytes of their logits
 MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
+#: training rows whose features are computed: of each class, and of all
+OF_CLASS, TRAINED = 50, 5_000
 WITH, WITHOUT = MAIN.name, WITHOUT_METADATA.name
 CONSISTENCY = {"ranks": "documented", "paths": "path"}
 
@@ -50,6 +58,8 @@ class Rows:
         file, or of as many drawn from them; None where it sets none aside.
       folds: the rows are those that the heads were fitted to, and `logits` are by heads of other folds.
       group: int64 [N], the same number for rows of one occurrence; of none where folds tore them apart.
+      features: float32 [N, D] of the N rows, from the layer `layers_of(model)[0]`; None: they are not wanted.
+      trained: features [n, D] and labels int32 [n, T] of a sample of the training rows, likewise.
     """
 
     logits: Mapping[str, Logits]
@@ -61,6 +71,8 @@ class Rows:
     test: tuple[Logits, NDArray[np.int32]] | None = None
     folds: bool = False
     group: NDArray[np.int64] | None = None
+    features: NDArray[np.float32] | None = None
+    trained: tuple[NDArray[np.float32], NDArray[np.int32]] | None = None
 
     @property
     def kind(self) -> str:
@@ -85,6 +97,7 @@ class Measured:
         taxa below it.
       test: answers by paths for the test rows, where there are some.
       together: occurrences of several pictures, where there are enough.
+      novelty: how well left out taxa are told from known ones, see `measured_novelty.fit`; None: it was not measured.
     """
 
     rows: Rows
@@ -94,12 +107,21 @@ class Measured:
     set_score: NDArray[np.float64]
     test: Judged | None = None
     together: Together | None = None
+    novelty: Mapping[str, Any] | None = None
 
 
 def read_rows(
-    bundle: Bundle, progress: Callable[[int, int], None] | None = None, *, most_rows: int = MOST_ROWS, seed: int = 0
+    bundle: Bundle,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    most_rows: int = MOST_ROWS,
+    seed: int = 0,
+    novelty: bool = False,
 ) -> Rows:
     """Evaluates the weights of a bundle, which was read from a run, on a sample of the run's validation rows.
+
+    Args:
+      novelty: features, too, and those of a sample of the training rows.
 
     Raises:
       UserError: the data of the run cannot be read, or it has no validation rows.
@@ -126,10 +148,13 @@ def read_rows(
         place = {row: at for at, row in enumerate(whole.rows.tolist())}
         some_rows = some(of_folds, np.array([place[row] for row in split.rows.tolist()]))
         logits: dict[str, Logits] = {phase.name: some_rows for phase in phases}  # fitted without metadata
+        features = _features(loaded, split, progress) if novelty else None
     else:
         split = whole.sample(most_rows, seed)
-        evaluation = evaluate(loaded, phases, split, logits=True, progress=progress)
-        logits = {phase: each.logits for phase, each in evaluation.predictions.items()}
+        evaluation = evaluate(loaded, phases, split, logits=True, vectors=novelty, progress=progress)
+        kept = {phase: dict(each.logits) for phase, each in evaluation.predictions.items()}
+        features = [of_phase.pop(VECTORS, None) for of_phase in kept.values()][0]  # of `WITH`, which stands first
+        logits = {**kept}
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
     if not finite.any():
         raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
@@ -145,7 +170,35 @@ def read_rows(
         occurrence_numbers([(split.table, split.rows[finite])])
         if folds is None or folds_by_occurrence(loaded.experiment.directory)
         else None,
+        None if features is None else features[finite],
+        _trained(loaded, seed, progress) if novelty and folds is None else None,
     )
+
+
+def _features(loaded: Loaded, split: Split, progress: Callable[[int, int], None] | None) -> NDArray[np.float32]:
+    """float32 [n, D] of rows, from what the run has stored of them where it has, which is a part of the work."""
+    source = stored_source(loaded.experiment, split)
+    found = evaluate(loaded, (MAIN,), split, logits=True, vectors=True, source=source, progress=progress)
+    return np.asarray(found.predictions[WITH].logits[VECTORS])
+
+
+def _trained(
+    loaded: Loaded, seed: int, progress: Callable[[int, int], None] | None
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Features and labels of at most `OF_CLASS` training rows of each class, and of `TRAINED` if that leaves two."""
+    split = loaded.dataset.train
+    order = np.random.default_rng(seed).permutation(len(split))
+    _, place = np.unique(split.labels[order], axis=0, return_inverse=True)
+    sorted_ = np.argsort(place.reshape(-1), kind="stable")
+    starts = np.flatnonzero(np.diff(place.reshape(-1)[sorted_], prepend=-1))
+    number = np.empty(len(order), np.int64)  # of each row among those of its class
+    number[sorted_] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
+    most = max(int((number < 2).sum()), TRAINED)
+    chosen = order[np.argsort(number, kind="stable")[: int(min(most, (number < OF_CLASS).sum(), MOST_ROWS))]]
+    split = split.take(np.sort(chosen))
+    features = _features(loaded, split, progress)
+    finite = np.isfinite(features).all(axis=1)
+    return features[finite], split.labels[finite]
 
 
 def _test_rows(
@@ -200,6 +253,22 @@ def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
     of_sets = measured.set_score[~np.isnan(measured.set_score)]
     found = dataclasses.replace(found, sets=sets.thresholds(of_sets), set_rows=len(of_sets))
     return dataclasses.replace(bundle, calibration=found)
+
+
+def with_novelty(bundle: Bundle, measured: Measured) -> tuple[Bundle, Measured]:
+    """The calibrated bundle with statistics of features and thresholds by them, and what was measured of these; both as
+    they are where there are too few rows."""
+    rows, layer = measured.rows, layers_of(bundle.model)[0]
+    if rows.features is None or rows.features.shape[1] > MOST_FEATURES:
+        return bundle, measured
+    statistics = FeatureStatistics.of(*(rows.trained or (rows.features, rows.labels)), layer)
+    if statistics is None:
+        return bundle, measured
+    logits = {**rows.logits[WITH], layer: rows.features}
+    given = (bundle.taxonomy, bundle.calibration, statistics)
+    calibration, numbers = fit_novelty(logits, rows.labels, *given, folds=rows.folds)
+    bundle = dataclasses.replace(bundle, calibration=calibration, statistics=statistics)
+    return bundle, dataclasses.replace(measured, novelty=numbers)
 
 
 def _components(loaded: Loaded) -> Sequence[str]:

@@ -352,6 +352,7 @@ class Preparation:
             coverage=request.coverage,
             class_balance=request.class_balance,
             as_sets=request.as_sets,
+            novelty=request.novelty,
         )
         if not request.together:
             return options

@@ -60,6 +60,9 @@ class OptionsIn(Given):
     as_sets: bool = Field(
         False, description="with coverage: also the smallest set of taxa that holds the truth so often"
     )
+    novelty: float | Literal["auto", "off"] = Field(
+        "auto", description="say whether the taxon is a known one: share of false alarms, 0.01 to 0.5; auto: 0.05"
+    )
     consistency: Literal["path", "documented"] = "path"
     class_balance: float = Field(0.0, ge=0, le=1, description="1: rare taxa are as likely beforehand as common ones")
     restrict: TaxonList | None = Field(None, description="taxon ids or scientific names; nothing else is reported")
@@ -138,6 +141,8 @@ class PredictionOut(BaseModel):
     `reason_text` the same in words; `set` the taxa that hold the truth with the coverage asked for, and `set_size` how
     many taxa without any below them these are, where `as_sets` was asked for; where the server has a prior of places
     and dates, `without_prior` the answer without it, and `prior_text` in words what it changed.
+    many taxa without any below them these are, where `as_sets` was asked for; `novelty` whether it shows a known taxon,
+    a new one below `novelty_taxon`, or nothing like the training pictures, where the model can say it.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -154,6 +159,10 @@ class PredictionOut(BaseModel):
     set_size: int | None = None
     without_prior: TaxonOut | None = None
     prior_text: str | None = None
+    novelty: Literal["known", "new_below", "outside"] | None = None
+    novelty_taxon: TaxonOut | None = None
+    known_score: float | None = None
+    outside_score: float | None = None
 
 
 class PictureOut(PredictionOut):

@@ -1,0 +1,336 @@
+"""What is said of new taxa: against scipy and counts by hand, what thresholds promise, and where it is said."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import read_sealed, sealed
+from linnaeus_jax.inference.answers import AnswerOptions, Answers
+from linnaeus_jax.inference.bundle.bundle import Calibration
+from linnaeus_jax.inference.bundle.files import STATISTICS, read_bundle, write_bundle
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
+from linnaeus_jax.inference.files.prediction_lines import JsonLines
+from linnaeus_jax.inference.forward import FUSED, TRUNK
+from linnaeus_jax.inference.model import Model
+from linnaeus_jax.inference.novelty import KINDS, Novelty, novelty_text
+from linnaeus_jax.inference.paths import some
+from linnaeus_jax.inference.quality.measured_novelty import fit, judged, told_apart
+from linnaeus_jax.inference.server.schemas import PredictForm, PredictionOut
+from linnaeus_jax.tools import predict
+from linnaeus_jax.weights.files import read_state, write_state
+from tests.inference.test_sets import five
+
+WIDTH = 12
+#: of the taxa of `five`: places of genera, and of species around them; the species of the genus 23 lie around its place
+RNG = np.random.default_rng(3)
+GENUS = 12 * RNG.normal(size=(3, WIDTH))
+SPECIES = np.concatenate([GENUS[[0, 0, 0, 1, 1]] + 3 * RNG.normal(size=(5, WIDTH)), GENUS[[2]]])
+LABELS = np.array([[0, 0, 0], [1, 0, 0], [2, 0, 0], [3, 1, 0], [4, 1, 0], [-1, 2, 1]])
+
+
+def statistics_of(x, labels, **how) -> FeatureStatistics:
+    found = FeatureStatistics.of(x, labels, **how)
+    assert found is not None
+    return found
+
+
+def drawn(rows, seed, known=range(6)):
+    """Features and labels of some rows of each species, a normal distribution around its place."""
+    species = np.tile(np.asarray(known), rows)
+    x = SPECIES[species] + np.random.default_rng(seed).normal(size=(len(species), WIDTH))
+    return x.astype(np.float32), LABELS[species]
+
+
+def logits_of(x, known=range(6)):
+    """What heads would say that know only some species, by the distances of the places."""
+    species = np.isin(np.arange(6), known)
+    finest = -0.5 * np.where(species, cdist(x, SPECIES) ** 2, 1e3)
+    genus = np.stack([finest[:, :3].max(axis=1), finest[:, 3:5].max(axis=1), finest[:, 5]], axis=1)
+    family = np.stack([genus[:, :2].max(axis=1), genus[:, 2]], axis=1)
+    named = dict(zip(five().tasks, (finest[:, :5], genus, family), strict=True))
+    return {task: z.astype(np.float32) for task, z in named.items()} | {TRUNK: x}
+
+
+def uncalibrated():
+    counts = {"taxa_L10": [50] * 5, "taxa_L20": [0, 0, 50], "taxa_L30": [0, 0]}
+    return Calibration.none(five().tasks, counts)
+
+
+@pytest.fixture(scope="module")
+def novelty() -> Novelty:
+    statistics = statistics_of(*drawn(100, 0))
+    x, labels = drawn(60, 1)
+    fitted, numbers = fit(logits_of(x), labels, five(), uncalibrated(), statistics)
+    assert numbers is not None
+    assert numbers["rows"] == 360
+    assert numbers["left_out"] == 300, "the genus without species has no sister"
+    assert numbers["auroc"] > 0.95
+    return Novelty(five(), fitted, statistics)
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.2, 1.0])
+def test_distances_are_those_of_mahalanobis(shrinkage):
+    x, labels = drawn(40, 0)
+    statistics = statistics_of(x, labels)
+    means = np.stack([x[(labels == each).all(axis=1)].mean(axis=0, dtype=float) for each in statistics.label])
+    place = [int(np.flatnonzero((statistics.label == each).all(axis=1))[0]) for each in labels]
+    covariance = np.cov((x - means[place]).T, bias=True)
+    shrunk = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / WIDTH * np.eye(WIDTH)
+    far = 50 * np.random.default_rng(1).normal(size=(30, WIDTH)).astype(np.float32)
+    expected = cdist(far, means, "mahalanobis", VI=np.linalg.inv(shrunk)) ** 2
+    found = dataclasses.replace(statistics, shrinkage=shrinkage).distances(far)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert statistics.count.tolist() == [40] * 6
+
+
+def test_the_directions_that_are_left_out_share_a_variance():
+    x, labels = drawn(40, 0)
+    x[:, 0] *= 9
+    whole, few = statistics_of(x, labels), statistics_of(x, labels, directions=1)
+    assert few.axes.shape == (WIDTH, 1)
+    np.testing.assert_allclose(few.rest, np.sort(whole.variance)[:-1].mean(), rtol=1e-5)
+    covariance = few.axes @ few.axes.T * (few.variance[0] - few.rest) + few.rest * np.eye(WIDTH)
+    shrunk = 0.2 * covariance + 0.8 * np.trace(covariance) / WIDTH * np.eye(WIDTH)
+    expected = cdist(x[:20], few.mean, "mahalanobis", VI=np.linalg.inv(shrunk)) ** 2
+    np.testing.assert_allclose(few.distances(x[:20]), expected, rtol=1e-5)
+    assert FeatureStatistics.of(np.ones_like(x), labels) is None, "there is no variance"
+
+
+def test_the_stated_share_of_known_rows_is_called_new(novelty):
+    x, _ = drawn(2000, 2)
+    for share in (0.02, 0.05, 0.2):
+        kind = novelty(logits_of(x), share)["kind"]
+        assert abs((kind == 1).mean() - share) < 0.6 * share + 0.01
+        assert (kind == 2).mean() < share
+
+
+def test_new_species_are_put_below_their_genus_and_other_things_are_outside(novelty):
+    near = GENUS[[0, 1]].repeat(200, axis=0) + 4 * np.random.default_rng(4).normal(size=(400, WIDTH))
+    found = novelty(logits_of(near.astype(np.float32)), 0.05)
+    assert (found["kind"] > 0).mean() > 0.9
+    new = found["kind"] == 1
+    assert (found["index"][new] == np.arange(2).repeat(200)[new]).mean() > 0.95
+    assert (found["task"][new] == 1).mean() > 0.95
+    assert (found["probability"][new & (found["task"] >= 0)] >= 0.5).all()
+    x = 300 + 40 * np.random.default_rng(5).normal(size=(50, WIDTH)).astype(np.float32)
+    assert (novelty(logits_of(x), 0.05)["kind"] == 2).all()
+    every = novelty(logits_of(x), 0.05, every=True)
+    assert (every["task"] >= 0).any()
+    assert (novelty(logits_of(x), 0.05)["task"] == -1).all(), "of what is outside, no taxon is said"
+
+
+def test_a_species_that_no_model_knows_is_told_as_well_as_one_that_is_left_out(novelty):
+    known = [0, 2, 3, 4, 5]
+    statistics = statistics_of(*drawn(100, 0, known))
+    x, labels = drawn(60, 1, known)
+    fitted, left_out = fit(logits_of(x, known), labels, five(), uncalibrated(), statistics)
+    assert left_out is not None
+    hidden = Novelty(five(), fitted, statistics)
+    (x, labels), (x_new, _) = drawn(500, 6, known), drawn(500, 6, [1])
+    found = hidden(logits_of(np.concatenate([x, x_new]), known), 0.05, every=True)
+    apart = told_apart(found["known"][: len(x)], found["known"][len(x) :])
+    assert apart["auroc"] > 0.95
+    assert abs(apart["auroc"] - left_out["auroc"]) < 0.05
+    lost = np.where(np.arange(3) == 0, -2, LABELS[1])
+    numbers = judged(found, np.concatenate([labels, np.tile(lost, (500, 1))]), -2)
+    assert numbers["known"]["rows"] == 2500
+    assert numbers["new"]["rows"] == 500
+    assert numbers["outside"] == {"rows": 0, "said": dict.fromkeys(KINDS), "auroc": None, "false_positives": None}
+    assert numbers["new"]["right_parent"] > 0.95
+    assert numbers["new"]["auroc"] == apart["auroc"]
+
+
+def test_rows_of_the_statistics_themselves_are_measured_by_other_folds():
+    x, labels = drawn(8, 0)  # few rows: the distance to a mean of which a row is a part is far too small
+    statistics = statistics_of(x, labels)
+    own, _ = fit(logits_of(x), labels, five(), uncalibrated(), statistics)
+    others, _ = fit(logits_of(x), labels, five(), uncalibrated(), statistics, folds=True)
+    fresh = drawn(300, 9)[0]
+    said = {
+        name: (Novelty(five(), each, statistics)(logits_of(fresh), 0.1)["kind"] > 0).mean()
+        for name, each in (("own", own), ("others", others))
+    }
+    assert said["others"] < said["own"]
+
+
+def test_areas_are_those_of_all_pairs():
+    rng = np.random.default_rng(0)
+    known, new = rng.integers(0, 9, 50), rng.integers(-3, 6, 40)
+    pairs = (known[:, None] > new).mean() + 0.5 * (known[:, None] == new).mean()
+    found = told_apart(known, new)
+    np.testing.assert_allclose(found["auroc"], pairs)
+    least = max(value for value in known if (known >= value).mean() >= 0.95)
+    np.testing.assert_allclose(found["false_positives"], (new >= least).mean())
+
+
+def test_few_rows_and_lonely_taxa_give_no_thresholds():
+    statistics = statistics_of(*drawn(100, 0))
+    x, labels = drawn(2, 1)
+    before = uncalibrated()
+    fitted, _ = fit(logits_of(x), labels, five(), before, statistics)
+    few = Novelty(five(), fitted, statistics)
+    assert few.possible(0.1)
+    assert not few.possible(0.05)
+    assert Answers(five(), fitted, statistics).options().novelty is None
+    with pytest.raises(UserError, match=r"^novelty 0\.05 needs more than the 12 validation rows that .*; ask for a "):
+        Answers(five(), fitted, statistics).options(novelty=0.05)
+    unlabelled = np.full_like(labels, -1)
+    assert fit(logits_of(x), unlabelled, five(), before, statistics) == (before, None)
+
+
+@pytest.mark.parametrize("asked", [0, -0.05, 0.6, 0.055, "no", float("nan"), float("inf")])
+def test_a_share_that_cannot_be_is_refused(novelty, asked):
+    answers = Answers(five(), novelty.calibration, novelty.statistics)
+    with pytest.raises(UserError, match=r"^novelty is .*; give auto, off, or a share from 0\.01 to 0\.5 in steps of 0"):
+        answers.options(novelty=asked)
+    assert answers.options().novelty == answers.options(novelty="0.05").novelty == 0.05
+    assert answers.options(novelty="off").novelty is None
+    older = Answers(five(), uncalibrated())
+    assert older.options().novelty is None
+    with pytest.raises(UserError, match=r"^novelty 0\.05 needs statistics of training rows .*: make its bundle anew"):
+        older.options(novelty=0.05)
+
+
+def test_answers_stay_as_they_are_and_blocks_do_not_matter(novelty, monkeypatch):
+    answers = Answers(five(), novelty.calibration, novelty.statistics)
+    x, _ = drawn(9, 3)
+    x[:5] *= 40
+    logits = logits_of(x)
+    plain = answers(some(logits, np.arange(len(x))), answers.options(novelty="off"))
+    assert plain == Answers(five(), novelty.calibration)(logits, answers.options(novelty="off"))
+    said = answers(logits, answers.options())
+    nothing: Any = {"novelty": "", "novelty_taxon": None, "known_score": 0.0, "outside_score": 0.0}
+    assert [dataclasses.replace(each, **nothing) for each in said] == plain
+    assert [each.novelty for each in said[:5]] == ["outside"] * 5
+    monkeypatch.setattr("linnaeus_jax.inference.answers.BLOCK", 1)
+    assert [each.novelty for each in answers(logits, answers.options())] == [each.novelty for each in said]
+    assert {"novelty", "novelty_taxon", "known_score", "outside_score"} <= said[0].to_json().keys()
+    assert not {"novelty", "known_score"} & plain[0].to_json().keys()
+
+
+def test_what_people_read():
+    taxon = {"rank": "genus", "taxon_id": 21, "name": "Parus"}
+    assert novelty_text({"novelty": "new_below", "novelty_taxon": taxon}) == "new below genus Parus"
+    assert novelty_text({"novelty": "new_below", "novelty_taxon": None}) == "new, below no probable taxon"
+    assert novelty_text({"novelty": "outside"}) == "outside: like no training picture"
+    assert novelty_text({"novelty": "known"}) == novelty_text({}) == ""
+
+
+# ---- of a bundle
+
+
+@pytest.fixture(scope="module")
+def judging(bundle, model, pictures):
+    """The small bundle with statistics by which its pictures are of known, new and other taxa."""
+    forward = model.giving(FUSED, logits=True)
+    rows = len(pictures.pixels)
+    known = model.read(list(pictures.pixels))
+    x = forward(known, *forward.zeros(rows)[1:])[FUSED]
+    label = np.array([[1, 1, 1], [2, 1, 1], [3, 2, 2]] * 4)
+    statistics = dataclasses.replace(statistics_of(x, label), layer=FUSED)
+    distance = np.sort(statistics.distances(x).min(axis=1))
+    thresholds = {"outside": {"95": float(distance[8:10].mean())}, "new": {"95": -0.5}}
+    weights = {"constant": 2.0, "log_probability": 1.0, "log_distance": 0.0}
+    calibration = dataclasses.replace(bundle.calibration, novelty={"weights": weights, **thresholds}, novelty_rows=99)
+    return dataclasses.replace(bundle, calibration=calibration, statistics=statistics)
+
+
+def test_statistics_are_part_of_a_bundle(judging, tmp_path):
+    write_bundle(judging, tmp_path / "a")
+    read = read_bundle(tmp_path / "a")
+    assert read.calibration == judging.calibration
+    for name, value in vars(judging.statistics).items():
+        if not name.startswith("_"):
+            np.testing.assert_array_equal(getattr(read.statistics, name), value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"label": np.full((3, 3), 9, np.int32)}, "names classes that the model does not have"),
+        ({"label": np.zeros((3, 2), np.int32)}, "holds no feature statistics of 3 ranks"),
+        ({"count": np.array([0, 4, 4])}, "holds counts or variances that cannot be"),
+        ({"variance": np.zeros(16, np.float32)}, "holds"),
+        ({"mean": np.zeros(3, np.float32)}, "holds no feature statistics"),
+        ({"mean": np.full((3, 16), np.nan, np.float32)}, "NaN"),
+        ({"rest": np.array([-1.0], np.float32)}, "holds counts or variances that cannot be"),
+    ],
+)
+def test_statistics_of_strangers_are_refused(judging, tmp_path, change, said):
+    path = tmp_path / STATISTICS
+    judging.statistics.write(path)
+    state = read_state(path)
+    write_state(path, {**state.arrays, **change}, state.facts)
+    with pytest.raises((UserError, ValueError), match=said):
+        FeatureStatistics.read(path, judging.taxonomy)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"weights": {}}, {"outside": {}, "new": {}}, {"weights": 3}, [], {"weights": {"a": 1}, "outside": {}, "new": {}}],
+)
+def test_thresholds_of_strangers_are_refused(judging, tmp_path, value):
+    write_bundle(judging, tmp_path / "a")
+    about = read_sealed(tmp_path / "a" / "bundle.json")
+    about["calibration"]["novelty"] = value
+    (tmp_path / "a" / "bundle.json").write_text(json.dumps(sealed(about)))
+    with pytest.raises(UserError, match=r"calibration\.novelty is .*; weights and thresholds, .* is needed"):
+        read_bundle(tmp_path / "a")
+
+
+def test_features_of_another_model_are_refused(judging):
+    with pytest.raises(UserError, match=r"^the feature statistics are of 16 features, but the model has 5; make the "):
+        judging.statistics.distances(np.zeros((2, 5)))
+
+
+def test_python_and_files_say_the_same(judging, model, shared, pictures, monkeypatch):
+    write_bundle(judging, Path("judging"))
+    mine = Model(judging, buckets=(2, 8))
+    mine.forward, mine._others = model.forward, model._others  # compiled already
+    said = mine.predict(list(pictures.pixels[:8]))
+    assert {each.novelty for each in said} <= set(KINDS)
+    assert len({each.novelty for each in said}) > 1
+    off = mine.predict(list(pictures.pixels[:8]), novelty="off")
+    assert off == model.predict(list(pictures.pixels[:8])), "bit for bit as without statistics"
+    assert predict.main(["judging", "photos", "--out", "p.csv", "--gallery", "p.html"]) == 0
+    assert predict.main(["judging", "photos", "--out", "p.jsonl"]) == 0
+    assert predict.main(["judging", "photos", "--out", "off.csv", "--novelty", "off"]) == 0
+    with Path("p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
+    page = Path("p.html").read_text()
+    for row, line, one in zip(rows, lines, said, strict=True):
+        assert row["novelty"] == line["novelty"] == one.novelty
+        taxon = one.novelty_taxon
+        assert row["novelty_taxon_id"] == (str(taxon.taxon_id) if taxon else "")
+        assert row["novelty_taxon"] == (taxon.name if taxon else "")
+        np.testing.assert_allclose(float(row["outside_score"]), one.outside_score, rtol=1e-3)
+        np.testing.assert_allclose(float(row["known_score"]), line["known_score"], rtol=1e-3)
+        assert (line["novelty_taxon"] or {}).get("taxon_id") == (taxon.taxon_id if taxon else None)
+        assert novelty_text(line) in page
+    assert "novelty" not in Path("off.csv").read_text().splitlines()[0]
+    assert predict.main(["judging", "photos", "--novelty", "2"]) == 2
+
+
+def test_the_server_takes_and_says_it(novelty):
+    answers = Answers(five(), novelty.calibration, novelty.statistics)
+    x, _ = drawn(5, 3)
+    x[:9] *= 40
+    answered = answers.answered(logits_of(x), options := answers.options())
+    said = answers.predictions(answered, options)
+    nothing = [()] * len(x)
+    objects = JsonLines(five(), AnswerOptions()).objects(answered, options, nothing, nothing)
+    assert json.loads(json.dumps(objects)) == json.loads(json.dumps([each.to_json() for each in said]))
+    assert [PredictionOut.model_validate(each).novelty for each in objects] == [each.novelty for each in said]
+    assert PredictForm.model_validate({"novelty": "0.1"}).novelty == 0.1
+    assert PredictForm.model_validate({"novelty": "off"}).novelty == "off"
+    assert PredictForm.model_validate({}).novelty == "auto"
