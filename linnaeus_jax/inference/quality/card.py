@@ -19,6 +19,7 @@ from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSIONS
 from linnaeus_jax.inference.paths import EVIDENCE
 from linnaeus_jax.inference.pooling import MEAN
+from linnaeus_jax.inference.quality.measured_novelty import card_section
 from linnaeus_jax.inference.quality.measured_sets import COVERAGE, MeasuredSets, span
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
 from linnaeus_jax.metrics.judged import (
@@ -160,7 +161,7 @@ def write_card(bundle: Bundle, measured: Measured | None, directory: Path) -> No
         sections += [_accuracy(bundle, measured), _test(bundle, measured), _by_rows(bundle, measured)]
         sections += [_subsets(bundle, measured), _calibration(bundle, measured)]
         sections += [_roll_up(bundle, measured), _coverage(bundle, measured), _together(bundle, measured)]
-        sections.append(_novelty(bundle, measured))
+        sections.append(card_section(measured.novelty))
     sections += [_limits(bundle), _licences(bundle, measured)]
     (directory / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8", newline="\n")
 
@@ -395,21 +396,6 @@ def _coverage(bundle: Bundle, measured: Measured) -> str:
         "many of them are the true taxon, one above it, or none, on pictures like the validation rows. *Hold it*: what "
         "the threshold of one half of these rows gave on the other, both ways; the bundle's own thresholds are of all "
         f"{known.coverage_rows:,} rows labelled at the finest rank.\n\n{table(head, rows)}{by_sets}"
-    )
-
-
-def _novelty(bundle: Bundle, measured: Measured) -> str:
-    """How well taxa that were left out are told from known ones; nothing where the bundle cannot."""
-    if (found := measured.novelty) is None or bundle.statistics is None:
-        return ""
-    return (
-        "### What it does not know\n\n`predict` says whether the taxon of a picture is a known one, new below a known "
-        "one, or outside: like no training picture. With `--novelty 0.05` about 5 of 100 pictures of known taxa are "
-        "called new, and 5 of 100 of new taxa near them outside. Measured by leaving the taxon of each of "
-        f"{found['left_out']:,} validation rows out of the answer, not out of the training: area under the ROC curve "
-        f"{percent(found['auroc'])} %; where 95 % of {found['rows']:,} rows are called known, "
-        f"{percent(found['false_positives'])} % of those are, too, whose taxon is left out. `data.hide_taxa` and "
-        "`evaluate` measure it on taxa that a model has never seen."
     )
 
 
