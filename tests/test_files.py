@@ -242,6 +242,8 @@ OWN_JSON = {
     "debugging/event_log.py",
     "files.py",
     "inference/bundle/files.py",
+    "inference/files/camtrap_dp.py",  # rows by orjson
+    "inference/files/darwin_core.py",  # likewise
     "inference/files/megadetector.py",  # streams; strict, too
     "inference/files/prediction_files.py",
     "inference/files/prediction_lines.py",

@@ -162,7 +162,7 @@ def test_what_is_no_run(saved, tmp_path):
 
 def test_a_run_without_ranking(tmp_path):
     save_run(tmp_path / "run", tiny_config(tmp_path / "data"), {})
-    with pytest.raises(UserError, match=r"model\.pretrained: .*holds no complete checkpoint.*export_weights RUN"):
+    with pytest.raises(UserError, match=r"model\.pretrained: .*holds no complete checkpoint.*export-weights RUN"):
         run_state_of({"pretrained": str(tmp_path / "run")})
 
 

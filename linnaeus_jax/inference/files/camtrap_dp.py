@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import zipfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ import orjson
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.files import json_text
 from linnaeus_jax.inference.answers import Answered, AnswerOptions
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.observation_table import table_of_package
@@ -149,7 +149,7 @@ class CamtrapLines(WholeLines):
             Archive(self.package.path, DESCRIPTOR) as opened,
             zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
-            archive.writestr(DESCRIPTOR, json.dumps(self._descriptor(taxa), ensure_ascii=False, indent=2) + "\n")
+            archive.writestr(DESCRIPTOR, json_text(self._descriptor(taxa), ensure_ascii=False, indent=2) + "\n")
             named = [path for resource in self.package.descriptor["resources"] for path in paths_of(resource)]
             for name in dict.fromkeys(each for each in named if "://" not in each):
                 last = b"\n"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data.labels_file import open_labels
 from linnaeus_jax.files import replaced_file
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.paths import Logits, finite_rows, some
@@ -148,13 +148,15 @@ def _told(prior: Prior, taxon: NDArray[np.int64], cell: NDArray[np.int64], month
 
 def observations_of(labels: Path, rows: NDArray[np.int64]) -> list[Observation]:
     """Places and dates of rows of a labels file. Raises UserError where it has none."""
-    with h5py.File(labels) as file:
-        if not {"raw_lat", "raw_lon"} <= set(file):
-            raise UserError(f"{labels} has no raw_lat and raw_lon; a prior needs the places of its rows")
-        places = [file[name][:][rows].tolist() for name in ("raw_lat", "raw_lon")]
-        dates = (
-            file["raw_date_observed"].asstr()[:][rows].tolist() if "raw_date_observed" in file else [None] * len(rows)
-        )
+    try:
+        with open_labels(str(labels)) as file:
+            if not {"raw_lat", "raw_lon"} <= set(file):
+                raise UserError(f"{labels} has no raw_lat and raw_lon; a prior needs the places of its rows")
+            places = [file[name][:][rows].tolist() for name in ("raw_lat", "raw_lon")]
+            dated = "raw_date_observed" in file
+            dates = file["raw_date_observed"].asstr()[:][rows].tolist() if dated else [None] * len(rows)
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
     return [Observation(*each) for each in zip(*places, dates)]
 
 
