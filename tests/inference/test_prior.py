@@ -362,7 +362,8 @@ def test_the_model_in_python(model, pictures, tmp_path, tits):
 
 
 def test_a_prior_counts_once_for_an_occurrence(model, pictures, tits):
-    located, where = model.with_prior(tits), {"latitude": 52.1, "longitude": 13.2, "date": "2024-05-17"}
+    located = model.with_prior(tits)
+    where: dict[str, Any] = {"latitude": 52.1, "longitude": 13.2, "date": "2024-05-17"}
     pixels = pictures.pixels[:3]
     [alone], [together] = (each.predict(pixels, together=1, **where, top_k=9) for each in (model, located))
     assert located.answers.prior is not None
