@@ -323,10 +323,13 @@ def test_the_printed_command_trains(tmp_path):
     start = functools.partial(call, directory=ROOT, environment={"JAX_NUM_CPU_DEVICES": "1"})
     printed = start("linnaeus_jax.main", shlex.split(TRAIN_SCRIPT.format(tmp_path)), tmp_path / "printed", seconds=120)
     assert printed.status == 2
-    python, option, program, *arguments = shlex.split(printed.error.splitlines()[1])
-    assert (python, option) == ("python", "-m")
+    linnaeus, verb, *arguments = shlex.split(printed.error.splitlines()[1])
+    assert (linnaeus, verb) == ("linnaeus", "train")
     few = ("debug.early_exit_after_n_optimizer_steps=1", "data.batch_size=8", "data.img_size=32")
-    done = start(program, [*arguments, *(f"--config.{key}" for key in few)], tmp_path / "trained", seconds=600)
+    command = [*arguments, *(f"--config.{key}" for key in few)]
+    done = start("linnaeus_jax.main", command, tmp_path / "trained", seconds=600)
+        "linnaeus_jax.main", [*arguments, *(f"--config.{key}" for key in few)], tmp_path / "trained", seconds=600
+    )
     assert done.status == 0, done.error
     assert (tmp_path / "ckpt" / "report.html").exists()
     assert list((tmp_path / "ckpt" / "logs" / "debug").glob("debug_log_*.jsonl"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.spatial.distance import cdist
 
 from linnaeus_jax.config.errors import UserError
@@ -18,15 +19,20 @@ from linnaeus_jax.inference.answers import AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import STATISTICS, read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
+from linnaeus_jax.inference.files.picture_list import PictureFile
+from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.forward import FUSED, TRUNK
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.novelty import KINDS, Novelty, novelty_text
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality.measured_novelty import fit, judged, told_apart
+from linnaeus_jax.inference.quality.prior_fitting import prior_of
 from linnaeus_jax.inference.server.schemas import PredictForm, PredictionOut
+from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.tools import predict
 from linnaeus_jax.weights.files import read_state, write_state
+from tests.inference.test_prior import occurrences
 from tests.inference.test_sets import five
 
 WIDTH = 12
@@ -334,3 +340,22 @@ def test_the_server_takes_and_says_it(novelty):
     assert PredictForm.model_validate({"novelty": "0.1"}).novelty == 0.1
     assert PredictForm.model_validate({"novelty": "off"}).novelty == "off"
     assert PredictForm.model_validate({}).novelty == "auto"
+
+
+def test_a_prior_counts_beside_what_is_new(judging, pictures, tmp_path):
+    """The outputs then hold features, too."""
+    both = Model(judging, buckets=(8,)).with_prior(prior_of(occurrences(), ("L10", "L20", "L30"), 2.0, 50_000)[0])
+    options, where = both.answers.options(), ("52.1", "13.2", "2024-05-17")
+    jobs = []
+    for number, pixels in enumerate(pictures.pixels[:3]):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        jobs.append(Job(PictureFile(tmp_path / f"{number}.png", str(number), str(number)), Observation(*where)))
+    (part,) = predict_files(both, jobs, options)
+    found = part.predictions(both.answers, options)
+    known = dict(zip(("latitude", "longitude", "date"), where))
+    assert [each.to_json() for each in found] == [
+        each.to_json() for each in both.predict([job.picture.path for job in jobs], **known)
+    ]
+    assert all(each.novelty and each.prior_text is not None for each in found)
+    without = both.predict([jobs[0].picture.path], **known, novelty="off")
+    assert without[0].path == found[0].path

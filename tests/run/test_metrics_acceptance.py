@@ -542,7 +542,7 @@ def test_wandb_may_fail_and_a_full_disk_ends_the_run(tmp_path, monkeypatch) -> N
     about = [record.getMessage() for record in records if "W&B" in record.getMessage()]
     assert len(about) == 1
     assert "network is unreachable" in about[0]
-    assert "replay_metrics" in about[0]
+    assert "debug replay-metrics" in about[0]
 
 
 @pytest.mark.slow
