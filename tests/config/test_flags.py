@@ -328,8 +328,6 @@ def test_the_printed_command_trains(tmp_path):
     few = ("debug.early_exit_after_n_optimizer_steps=1", "data.batch_size=8", "data.img_size=32")
     command = [*arguments, *(f"--config.{key}" for key in few)]
     done = start("linnaeus_jax.main", command, tmp_path / "trained", seconds=600)
-        "linnaeus_jax.main", [*arguments, *(f"--config.{key}" for key in few)], tmp_path / "trained", seconds=600
-    )
     assert done.status == 0, done.error
     assert (tmp_path / "ckpt" / "report.html").exists()
     assert list((tmp_path / "ckpt" / "logs" / "debug").glob("debug_log_*.jsonl"))
