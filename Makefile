@@ -32,6 +32,7 @@ demo: $(READY)
 	$(BIN)/linnaeus demo --out data/demo
 	$(BIN)/linnaeus train --config=configs/quickstart.py --workdir=runs/demo
 	$(BIN)/linnaeus demo-baselines --data data/demo --run runs/demo
+	@echo "before these: . $(BIN)/activate"
 
 test: $(READY)
 	$(BIN)/python -m pytest

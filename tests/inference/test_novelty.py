@@ -352,7 +352,7 @@ def test_a_prior_counts_beside_what_is_new(judging, pictures, tmp_path):
         jobs.append(Job(PictureFile(tmp_path / f"{number}.png", str(number), str(number)), Observation(*where)))
     (part,) = predict_files(both, jobs, options)
     found = part.predictions(both.answers, options)
-    known = dict(zip(("latitude", "longitude", "date"), where))
+    known: dict[str, Any] = dict(zip(("latitude", "longitude", "date"), where))
     assert [each.to_json() for each in found] == [
         each.to_json() for each in both.predict([job.picture.path for job in jobs], **known)
     ]
