@@ -35,6 +35,7 @@ from linnaeus_jax.data.taxon_names import read_taxon_names
 from linnaeus_jax.inference.bundle.statistics import DIRECTIONS as KEPT
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.novelty import SHARE, Novelty
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality import calibration, measured_novelty
@@ -108,7 +109,8 @@ def judge_of(model: Hidden, **changed: Any) -> tuple[Novelty, dict[str, Any] | N
     fitted = measured_novelty.fit(
         rows, np.maximum(model.label[model.val], 0), model.taxonomy, model.temperatures, statistics
     )
-    return Novelty(model.taxonomy, fitted[0], statistics), fitted[1]
+    paths = ChangedPaths(model.taxonomy, fitted[0].path_counts)
+    return Novelty(paths, fitted[0], statistics), fitted[1]
 
 
 def area(known: Array, others: Array) -> float:

@@ -160,7 +160,7 @@ class Answers:
         self.paths = ChangedPaths(taxonomy, calibration.path_counts)
         self.novelty: Novelty | None = None
         if statistics is not None and calibration.novelty:
-            self.novelty = Novelty(taxonomy, calibration, statistics)
+            self.novelty = Novelty(self.paths, calibration, statistics)
         #: training rows of the taxa that are answered, see `TaxonomyTree.path_counts`
         self.path_counts = taxonomy.summed(calibration.path_counts)
         self.leaves = sets.Leaves(taxonomy)

@@ -279,7 +279,8 @@ class Model:
     ) -> list[Prediction]:
         """Predictions of pixels uint8 [N, H, W, 3] with their metadata, at least one row."""
         options = options or AnswerOptions()
-        logits = self.forward_for(options)(pixels, encoded.meta, encoded.valid)
+        outputs = self.forward_for(options)(pixels, encoded.meta, encoded.valid)
+        logits = self.answers.located(outputs, encoded.observations)
         return self.answers(logits, options, self.inputs(encoded), encoded.notes)
 
     def inputs(self, encoded: Encoded) -> list[tuple[str, ...]]:

@@ -30,7 +30,7 @@ from linnaeus_jax.inference.bundle.bundle import COARSER, Calibration
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
-from linnaeus_jax.inference.paths import NONE, Logits, TaxonomyPaths, log_softmax, some
+from linnaeus_jax.inference.paths import NONE, Logits, log_softmax, some
 
 KNOWN, NEW, OUTSIDE = KINDS = ("known", "new_below", "outside")
 #: of false alarms, unless asked otherwise; least probability of the taxon that something is new below
@@ -46,17 +46,13 @@ TINY = 1e-12
 class Novelty:
     """The judge of a model, from its calibration and the statistics of its features."""
 
-    taxonomy: Taxonomy
+    paths: ChangedPaths
     calibration: Calibration
     statistics: FeatureStatistics
 
-    @cached_property
-    def _paths(self) -> TaxonomyPaths:
-        return TaxonomyPaths(self.taxonomy.of_heads.tree, self.calibration.path_counts)
-
-    @cached_property
-    def _named(self) -> ChangedPaths:
-        return ChangedPaths(self.taxonomy, self.calibration.path_counts)
+    @property
+    def taxonomy(self) -> Taxonomy:
+        return self.paths.now
 
     @cached_property
     def _coarse(self) -> dict[str, float]:
@@ -66,7 +62,7 @@ class Novelty:
 
     def inputs(self, logits: Logits, distance_NG: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64 [N, 2]: log probability of the best path, and log of the distance to the nearest mean."""
-        best = self._paths(logits, self.calibration.paths).best
+        best = self.paths.of_heads(logits, self.calibration.paths).best
         log_p = np.zeros(len(best))
         for place, task in enumerate(self.taxonomy.tasks):
             of_rank = log_softmax(logits[task], self.calibration.ranks[task])
@@ -95,7 +91,7 @@ class Novelty:
         found["task"] = found["index"] = -1
         rows = np.arange(len(found)) if every else np.flatnonzero(found["kind"] == 1)
         if len(rows):
-            by_task = self._named(some(logits, rows), self._coarse).by_task
+            by_task = self.paths(some(logits, rows), self._coarse).by_task
             for place, task in list(enumerate(self.taxonomy.tasks))[:0:-1]:
                 p = by_task[task].copy()
                 p[:, : self.taxonomy.first] = 0.0

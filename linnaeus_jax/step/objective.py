@@ -160,9 +160,7 @@ class Objective:
         with jax.named_scope("losses"):
             task_losses = self._loss_sums(logits, micro, targets, targets.loss_mask)
         with jax.named_scope("metrics"):
-            statistics, rows = self._statistics(
-                logits, micro, targets, inputs, jax.lax.stop_gradient(task_losses.per_sample)
-            )
+            statistics, rows = self._statistics(logits, micro, targets, inputs, task_losses.per_sample)
         # a micro-batch of nothing but padding, which fills up the last update of an epoch, leaves no trace
         has_rows = (micro["weight"] > 0).any()
         new_state = jax.tree.map(lambda new, old: jnp.where(has_rows, new, old), new_state, model_state)
@@ -176,9 +174,11 @@ class Objective:
         inputs: ModelInputs,
         sample_losses: jax.Array,
     ) -> tuple[Statistics, RowResults]:
-        """Of a micro-batch, before it is known whether the update is made."""
+        """Of a micro-batch, before it is known whether the update is made; nothing is differentiated."""
+        logits = {task: jax.lax.stop_gradient(z) for task, z in logits.items()}  # JAX sorts the keys of a dict
+        sample_losses = jax.lax.stop_gradient(sample_losses)
         sums = batch_sums(
-            {task: jax.lax.stop_gradient(logits[task]) for task in self.tasks},
+            logits,
             jnp.where(targets.lam[:, None] >= 0.5, micro["label"], targets.partner_label),
             micro["weight"],
             sample_losses,

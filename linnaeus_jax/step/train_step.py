@@ -136,7 +136,9 @@ def over_micro_batches(
       batch, targets: leading [A, B].
     """
     micro_batches = batch["label"].shape[0]
-    first = function(tree_index(batch, 0), tree_index(targets, 0), jnp.int32(0), model_state)
+    every = batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)
+    alone: tuple[Batch, Targets, jax.Array] = jax.tree.map(lambda x: x[0], every)
+    first = function(*alone, model_state)
     if micro_batches == 1:
         return first
 
@@ -144,19 +146,9 @@ def over_micro_batches(
         part, model_state = function(*x, carry[1])
         return (merge(carry[0], part), model_state), None
 
-    rest = jax.tree.map(lambda x: x[1:], (batch, targets, jnp.arange(micro_batches, dtype=jnp.int32)))
     # XLA on CPU runs convolutions inside a while loop on one thread, so there the loop is unrolled.
     unroll = micro_batches - 1 if backend.UNROLLED_ACCUMULATION.here() else 1
-    return jax.lax.scan(body, first, rest, unroll=unroll)[0]
-
-
-def tree_index(tree: Any, index: int) -> Any:
-    """Every leaf's part at `index` of its first axis."""
-    return jax.tree.map(lambda x: x[index], tree)
-
-
-def _select(condition: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+    return jax.lax.scan(body, first, jax.tree.map(lambda x: x[1:], every), unroll=unroll)[0]
 
 
 def apply(
@@ -185,6 +177,7 @@ def apply(
     statistics = _of_update(sums.statistics, loss, update.norm, finite)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    kept = functools.partial(jnp.where, finite)  # the new where the update is made, else the old
     outputs = StepOutputs(
         loss=loss,
         task_losses=sums.task_losses,
@@ -202,9 +195,9 @@ def apply(
     new_state = TrainState(
         step=state.step + 1,
         params=new.params,
-        model_state=_select(finite, sums.model_state, state.model_state),
+        model_state=jax.tree.map(kept, sums.model_state, state.model_state),
         opt_state=new.opt_state,
-        gradnorm=_select(finite, gradnorm_state, state.gradnorm),
+        gradnorm=jax.tree.map(kept, gradnorm_state, state.gradnorm),
         ema=new.ema,
         skipped=skipped,
         skipped_in_a_row=in_a_row,

@@ -208,9 +208,10 @@ def check_pooling(args: argparse.Namespace) -> None:
     if args.pool == "mean" and not pooled:
         raise UserError("--pool is for --together, --sequence-gap and --views; give one of them")
     single = {"--queue": args.queue, "--explain": args.explain is not None}
-    form = args.out is not None and args.out.suffix.lower() in (".json", ".zip")
-    single |= {"--shard": bool(args.shard), f"{args.out}, a package or JSON": form}
-    if pooled and (other := next((name for name, given in [*single.items()][: 4 if grouped else 2] if given), "")):
+    if grouped:
+        form = args.out is not None and args.out.suffix.lower() in (".json", ".zip")
+        single |= {"--shard": bool(args.shard), f"{args.out}, a package or JSON": form}
+    if pooled and (other := next((name for name, given in single.items() if given), "")):
         why = " takes pictures one by one" if other == "--shard" else " is of single pictures or boxes"
         raise UserError(f"{other}{why}; leave it or {pooled} out")
     if grouped and args.boxes is not None and args.without_box != "skip":

@@ -19,6 +19,7 @@ from linnaeus_jax.inference.answers import AnswerOptions, Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import STATISTICS, read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
+from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
@@ -80,7 +81,7 @@ def novelty() -> Novelty:
     assert numbers["rows"] == 360
     assert numbers["left_out"] == 300, "the genus without species has no sister"
     assert numbers["auroc"] > 0.95
-    return Novelty(five(), fitted, statistics)
+    return Novelty(ChangedPaths(five(), fitted.path_counts), fitted, statistics)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.2, 1.0])
@@ -140,7 +141,7 @@ def test_a_species_that_no_model_knows_is_told_as_well_as_one_that_is_left_out(n
     x, labels = drawn(60, 1, known)
     fitted, left_out = fit(logits_of(x, known), labels, five(), uncalibrated(), statistics)
     assert left_out is not None
-    hidden = Novelty(five(), fitted, statistics)
+    hidden = Novelty(ChangedPaths(five(), fitted.path_counts), fitted, statistics)
     (x, labels), (x_new, _) = drawn(500, 6, known), drawn(500, 6, [1])
     found = hidden(logits_of(np.concatenate([x, x_new]), known), 0.05, every=True)
     apart = told_apart(found["known"][: len(x)], found["known"][len(x) :])
@@ -161,8 +162,9 @@ def test_rows_of_the_statistics_themselves_are_measured_by_other_folds():
     own, _ = fit(logits_of(x), labels, five(), uncalibrated(), statistics)
     others, _ = fit(logits_of(x), labels, five(), uncalibrated(), statistics, folds=True)
     fresh = drawn(300, 9)[0]
+    paths = ChangedPaths(five(), own.path_counts)
     said = {
-        name: (Novelty(five(), each, statistics)(logits_of(fresh), 0.1)["kind"] > 0).mean()
+        name: (Novelty(paths, each, statistics)(logits_of(fresh), 0.1)["kind"] > 0).mean()
         for name, each in (("own", own), ("others", others))
     }
     assert said["others"] < said["own"]
@@ -183,7 +185,7 @@ def test_few_rows_and_lonely_taxa_give_no_thresholds():
     x, labels = drawn(2, 1)
     before = uncalibrated()
     fitted, _ = fit(logits_of(x), labels, five(), before, statistics)
-    few = Novelty(five(), fitted, statistics)
+    few = Novelty(ChangedPaths(five(), fitted.path_counts), fitted, statistics)
     assert few.possible(0.1)
     assert not few.possible(0.05)
     assert Answers(five(), fitted, statistics).options().novelty is None

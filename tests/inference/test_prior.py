@@ -23,6 +23,7 @@ from linnaeus_jax.demo.species import RANKS, SPECIES, taxon_names
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.prior import COARSER, PRIOR, SEEN, Grid, Prior, read_prior
+from linnaeus_jax.inference.quality.explaining import explain
 from linnaeus_jax.inference.quality.prior_fitting import draw_map, prior_of
 from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.tools import build_dataset
@@ -399,3 +400,18 @@ def test_the_weight_is_fitted(shared, trained, capsys, tits, told):
     assert found.weight > 0.5 if told else found.weight < 0.3
     assert found.about["nll"] <= found.about["nll_without"]
     assert (found.about["right"] == 1) is told
+
+
+def test_a_prior_counts_wherever_a_model_is_asked(model, pictures, tits):
+    located, pixels = model.with_prior(tits), pictures.pixels[0]
+    where: dict[str, Any] = {"latitude": 52.1, "longitude": 13.2, "date": "2024-05-17"}
+    options, observation = located.answers.options(), Observation(**where)
+    (wanted,) = located.predict(pixels, **where)
+    assert wanted.prior_text is not None
+    explained = explain(located, pixels, observation, options, grid=2, window=0.6).prediction
+    (of_pixels,) = located.predict_pixels(located.read([pixels]), located.bundle.encoder.encode([observation]), options)
+    for found in (explained, of_pixels):
+        assert found.prior_text == wanted.prior_text
+        assert [taxon.probability for taxon in found.path] == pytest.approx(
+            [taxon.probability for taxon in wanted.path]
+        )

@@ -202,8 +202,7 @@ def over_files(
         seen = [each.job for each, reason in zip(said, reasons) if not reason]
         sources = [(EXIF if job.observation is None else TABLE) if used else "" for job, used in zip(seen, inputs)]
         own: list[Logits] = [some(each, finite) for each in logits]
-        if model.bundle.tasks[0] in own[0]:
-            own[0] = model.answers.located(own[0], known.observations)
+        own[0] = model.answers.located(own[0], known.observations)
         answered = answer(*own)
         boxes = [job.box for job in seen]
         return Part(names, reasons, answered, inputs, known.notes, sources, stamps, boxes, known.observations)

@@ -86,7 +86,7 @@ def to_label(
     rows = np.asarray(counts.get(task, np.zeros(len(model.answers.taxonomy.classes[task]))), np.float64)[first:]
 
     def seen(found: Logits) -> Unsure:
-        logits = {name: found[name] for name in model.answers.taxonomy.tasks}
+        logits = {name: of for name, of in found.items() if name != TRUNK}
         probability = model.answers.probabilities(logits, options)[1][task][:, first:]
         return unsure(probability, rows, found[TRUNK])
 

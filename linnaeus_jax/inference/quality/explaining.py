@@ -145,7 +145,8 @@ def explain(
         return number, image
 
     parts = list(run_rows(model.forward, range(len(covered)), cover, by_number(all_rows), lambda _, __, z: z[0]))
-    logits = {task: np.concatenate([part[task] for part in parts]) for task in parts[0]}
+    outputs = {task: np.concatenate([part[task] for part in parts]) for task in parts[0]}
+    logits = model.answers.located(outputs, [observation or Observation()] * len(covered))
     first = {task: z[: 1 + len(withheld)] for task, z in logits.items()}
     notes = [encoded.notes[0]] * (1 + len(withheld))
     predictions = model.answers(first, options, model.inputs(all_rows)[: len(notes)], notes)

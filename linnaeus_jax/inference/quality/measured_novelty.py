@@ -43,11 +43,12 @@ def fit(
       logits: task -> float32 [N, C], and the layer of the statistics -> float32 [N, D].
       folds: the statistics are of these rows: distances are then to those of other folds.
     """
-    leaf = Answers(taxonomy, calibration).leaves.of(labels)
+    answers = Answers(taxonomy, calibration)
+    leaf = answers.leaves.of(labels)
     rows = np.flatnonzero(leaf >= 0)
     logits, labels = some(logits, rows), np.asarray(labels)[rows]
-    left_out, column = _left_out(labels, taxonomy)
-    novelty = Novelty(taxonomy, calibration, statistics)
+    left_out, column = _left_out(labels, answers)
+    novelty = Novelty(answers.paths, calibration, statistics)
     known, new, nearest = [], [], []
     fold = stratified_folds(np.where(labels < taxonomy.first, -1, labels)) if folds else np.zeros(len(labels), int)
     for number_ in np.unique(fold):
@@ -77,10 +78,10 @@ def fit(
     return dataclasses.replace(calibration, novelty=found, novelty_rows=len(score)), numbers
 
 
-def _left_out(labels: NDArray[np.integer], taxonomy: Taxonomy) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
+def _left_out(labels: NDArray[np.integer], answers: Answers) -> tuple[NDArray[np.bool_], list[NDArray[np.int64]]]:
     """Of which rows the taxon can be left out, since a sister stays; and of every rank, the class that then has no leaf
     any more, or -2. Without any such row, as where there is one rank, all that leave some class."""
-    leaves, first = Answers(taxonomy, Calibration.none(taxonomy.tasks)).leaves, taxonomy.first
+    leaves, taxonomy, first = answers.leaves, answers.taxonomy, answers.taxonomy.first
     starts = np.cumsum([0, *(taxonomy.tree.num_classes[task] for task in taxonomy.tasks)])
     below = np.stack(
         [
