@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "backbones.json
 
 INTRODUCTION = """# Which backbone?
 
-The weights that this program knows by name. `python -m linnaeus_jax.tools.model_info --pretrained` lists the same, with
+The weights that this program knows by name. `linnaeus models --pretrained` lists the same, with
 the preprocessing of each; [models](../models.md#pretrained-weights) says what else can be read.
 
 * **Without a GPU, any kind of pictures**: Lite0 with `train.tune=last:5`, see

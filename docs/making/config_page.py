@@ -132,7 +132,7 @@ command line (`--config.train.epochs=3`), in a configuration file (`config.train
 ([migration](../migration.md) says which of its names differ).
 
 ```text
-$ python -m linnaeus_jax.main --config=configs/quickstart.py --config.train.epoch=3
+$ linnaeus train --config=configs/quickstart.py --config.train.epoch=3
 --config.train.epoch: unknown key; did you mean --config.train.epochs?
 ```
 

@@ -13,6 +13,7 @@ from unittest import mock
 
 from docs.making.markdown import MADE, code, sentence, table
 from linnaeus_jax import tools
+from linnaeus_jax.__main__ import GROUPS
 from linnaeus_jax.config.flags import USAGE
 
 #: tool -> the page that explains it
@@ -49,6 +50,9 @@ PAGES = {
     "verify_dataset": "your_data.md",
 }
 
+#: tool -> its verb
+VERBS = {tool: verb for group in GROUPS.values() for verb, tool in group.items() if tool}
+
 INTRODUCTION = """# Command lines
 
 Every program of the package with its options. Each answers `--help`, and ends with status 0 when it has done what was
@@ -56,7 +60,7 @@ asked, 2 when the user can mend what went wrong (one line says what), and 70 for
 is in the file that the message names. {exceptions}
 
 ```bash
-python -m linnaeus_jax.tools.report --help
+linnaeus report --help
 ```
 """
 
@@ -90,8 +94,8 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, bool]:
 
 
 def names() -> list[str]:
-    """The tools, by name."""
-    return sorted(module.name for module in pkgutil.iter_modules(tools.__path__))
+    """The tools, in the order of their verbs."""
+    return sorted((module.name for module in pkgutil.iter_modules(tools.__path__)), key=VERBS.__getitem__)
 
 
 def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> tuple[str, str, str, str]:
@@ -137,7 +141,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
 def _tool(name: str) -> str:
     parser, takes_config = parser_of(name)
     first, _, rest = (parser.description or "").strip().partition("\n")
-    parts = [f"## {name}", first]
+    parts = [f"## {VERBS[name]}", first]
     if rest.strip():
         parts.append(f"```text\n{textwrap.dedent(rest).strip()}\n```")
     for command, each in _commands(parser).items():
@@ -145,7 +149,7 @@ def _tool(name: str) -> str:
         if rows := [_option(each, action) for action in actions(each)]:
             parts.append(table(("argument or option", "default", "needed", "what it does"), rows))
     if takes_config:
-        parts.append("`--config=FILE`, `--workdir=DIR` and `--config.<key>=VALUE` are those of [main](#main).")
+        parts.append("`--config=FILE`, `--workdir=DIR` and `--config.<key>=VALUE` are those of [train](#train).")
     if name in PAGES:
         parts.append(f"See [{PAGES[name].removesuffix('.md')}](../{PAGES[name]}).")
     return "\n\n".join(parts)
@@ -154,10 +158,11 @@ def _tool(name: str) -> str:
 def make() -> str:
     """The text of the page."""
     every = names()
-    exceptions = "`verify_dataset` and `analyze_debug_logs --strict` also end with 1 for what they find."
-    contents = "Programs: [main](#main), " + ", ".join(f"[{name}](#{name})" for name in every) + "."
+    exceptions = "`verify` and `debug events --strict` also end with 1 for what they find."
+    verbs = ", ".join(f"[{VERBS[name]}](#{VERBS[name].replace(' ', '-')})" for name in every)
+    contents = f"Programs: [train](#train), {verbs}."
     train = (
-        "## main\n\nTrains, or goes on with a run: `python -m linnaeus_jax.main`. Every key of the\n"
+        "## train\n\nTrains, or goes on with a run. Every key of the\n"
         f"[configuration](config.md) is an option `--config.<key>=VALUE`.\n\n```text\n{USAGE}\n```"
     )
     pieces = [INTRODUCTION.format(exceptions=exceptions).strip(), contents, train, *map(_tool, every), MADE]

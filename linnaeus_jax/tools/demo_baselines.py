@@ -26,7 +26,7 @@ from linnaeus_jax.reporting.run_record import RunRecord
 @tools.command(ValueError)
 def main(argv: Sequence[str]) -> None:
     parser = tools.parser("demo_baselines", __doc__)
-    parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder written by make_demo")
+    parser.add_argument("--data", type=Path, default=Path("data/demo"), help="folder written by linnaeus demo")
     parser.add_argument("--run", type=Path, help="run directory of the quickstart, to show beside the baselines")
     options = parser.parse_args(argv)
     folder = options.data

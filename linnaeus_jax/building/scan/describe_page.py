@@ -429,7 +429,7 @@ def _faults(found: Description) -> str:
     if not found.faults:
         return ""
     lines = "".join(f"<li>{html.escape(line)}</li>" for line in found.faults)
-    return note("Left out, because of faults that verify_dataset explains:") + f'<ul class="warnings">{lines}</ul>'
+    return note("Left out, because of faults that linnaeus verify explains:") + f'<ul class="warnings">{lines}</ul>'
 
 
 def _origin(found: Description) -> str:

@@ -1,6 +1,6 @@
-"""What a source of data sets says of itself: its option of `build_dataset`, the options beside it, and its reader.
+"""What a source of data sets says of itself: its option of `linnaeus build`, the options beside it, and its reader.
 
-Each module of this folder may register one with the decorator `source`; so may a plugin of `build_dataset`.
+Each module of this folder may register one with the decorator `source`; so may a plugin of `linnaeus build`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Request:
     """What a user asks of a source.
 
     Attributes:
-      args: of `build_dataset`.
+      args: of `linnaeus build`.
       progress: (what, done, total).
     """
 

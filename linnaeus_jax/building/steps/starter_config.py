@@ -68,7 +68,7 @@ _SCRATCH = """    config.model.variant = {variant!r}  # tiny | sm | md | lg | xl
     config.model.weight_init = {weight_init!r}  # fan_in: larger random weights, with which narrow models learn faster
     config.train.gradient_checkpointing.enabled_normal_steps = False  # True: less memory, slower"""
 _PRETRAINED = """    config.model.type, config.model.variant = "EfficientNet", {variant!r}
-    config.model.pretrained = "package:efficientnet-{variant}"  # model_info --pretrained lists what there is
+    config.model.pretrained = "package:efficientnet-{variant}"  # linnaeus models --pretrained lists what there is
     # auto:N fits heads to the features of the untouched trunk, then trains the last N blocks and the heads, and keeps
     # what is better in validation; last:N does the second alone, head trains the heads alone, both on what is stored of
     # each picture and of tune_views augmented views of it before; full trains everything
