@@ -115,8 +115,8 @@ _TRUNKS = (
 _HEAD_SECONDS, _HEAD_UPDATES, _HEAD_BATCH = 0.0006, 3000, 256
 #: most bytes of what is stored
 _MOST_STORED = 4 * 2**30
-#: seconds per picture of training on two cores of a CPU at 224 pixels; they grow with the area of the pictures
-_SECONDS = {"tiny": 0.011, "sm": 0.23}
+#: seconds per picture of training the smallest model on two cores of a CPU at 224 pixels; they grow with the area
+_SECONDS = 0.011
 #: updates after which a small model has learnt what it can from few pictures, and more of it on a GPU
 _UPDATES = {"tiny": 3000, "sm": 10_000, "md": 20_000}
 #: `lr_scheduler.base_lr` of a model that begins from random weights; more and "sm" learns next to nothing with AdamW
@@ -129,12 +129,11 @@ _LEAST_SIDE = 64
 _MANY_ROWS = 500_000
 #: epochs of all of a pretrained model, and updates beyond which fewer do
 _WHOLE_EPOCHS, _WHOLE_MOST = (20, 60), 30_000
-#: longest training on two cores that is chosen, in seconds
-_BUDGET = 1800
-#: seconds of compiling, validating and saving that come to it
+#: seconds of compiling, validating and saving that come to storing and training
 _BESIDE = 120
-#: `train.tune` -> fewest epochs that are worth while within a budget; in the order in which they are tried
-_LEAST_EPOCHS = {"auto": 5, "last": 5, "head": 10, "full": 5}
+#: `train.tune` -> fewest epochs that are worth while, and fewest and most that are wanted: with more, few rows would be
+#: seen so often that they are learned by heart
+_EPOCHS = {"auto": (5, 7, 60), "last": (5, 7, 60), "head": (10, 10, 60), "full": (5, 20, 150)}
 #: component -> its position in the metadata vector
 _COMPONENTS = {"TEMPORAL": 0, "SPATIAL": 1, "ELEVATION": 2}
 
@@ -179,7 +178,7 @@ class Budget:
       speed: of this machine, in units of the two cores of a CPU for which the times are known.
     """
 
-    minutes: float
+    minutes: float = 30
     speed: float = 1.0
 
     @property
@@ -209,7 +208,7 @@ def fitted(
 
 def least_epochs(tune: str) -> int:
     """Fewest epochs that are worth while with this `train.tune`, within a budget."""
-    return _LEAST_EPOCHS[tune.partition(":")[0]]
+    return _EPOCHS[tune.partition(":")[0]][0]
 
 
 def choose_size(
@@ -219,9 +218,9 @@ def choose_size(
 
     With pretrained weights and no accelerator, the last five blocks of Lite0, or from 260 pixels on the last six of
     Lite2, train on stored inputs, or the heads alone where these would fill the disk; on an accelerator all of either
-    trains. Without weights, on a CPU the smallest model, for about 3,000 updates and at most about half an hour on two
-    cores, but at least 5 epochs; on an accelerator a model that grows with the rows and the pictures. A budget takes
-    the place of the half hour on a CPU, and may lead to fewer views, or to the heads alone.
+    trains. Without weights, on a CPU the smallest model, for about 3,000 updates; on an accelerator a model that grows
+    with the rows and the pictures. A budget, by default half an hour on two cores of a CPU, may lead to fewer views and
+    epochs, or to the heads alone; without one that is given, the least that is worth while may take longer.
 
     Raises:
       UserError: nothing that is worth while fits the budget.
@@ -235,25 +234,16 @@ def _chosen(rows: int, img_size: int, *, accelerated: bool, pretrained: bool, bu
     if pretrained and img_size >= SMALLEST and (rows < _MANY_ROWS or not accelerated):
         if accelerated:
             return _whole_size(rows, img_size, batch_size)
-        if budget is not None:
-            return _within(budget, rows, img_size, batch_size, _pretrained_ways(rows, img_size))
-        return _pretrained_size(rows, img_size, batch_size)
+        return _within(budget, rows, img_size, _pretrained_ways(rows, img_size, batch_size))
     variant = "tiny"
     if accelerated and rows >= 2000 and img_size > 96:
         variant = "sm" if rows < _MANY_ROWS else "md"
-    per_epoch = max(rows // batch_size, 1)
-    epochs, rate = min(max(round(_UPDATES[variant] / per_epoch), 20), 150), _RATES[variant]
-    if accelerated:
-        return Size(variant, epochs, batch_size, None, _on_accelerator(rows, img_size, epochs, per_epoch), rate)
-    of_epoch = rows * _SECONDS[variant] * (img_size / 224) ** 2
-    if budget is not None:
-        way = _Way("full", _UPDATES[variant], 0, of_epoch, 0, variant)
-        return _within(budget, rows, img_size, batch_size, [way])
-    epochs = max(min(epochs, int(_BUDGET / of_epoch)), 5)
-    seconds = epochs * of_epoch + _BESIDE
-    shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
-    where = f"on a CPU: about {epochs * per_epoch:,} updates, {shown} on 2 cores"
-    return Size(variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate)
+    of_epoch = rows * _SECONDS * (img_size / 224) ** 2
+    way = _Way("full", _UPDATES[variant], 0, of_epoch, 0, variant, batch_size)
+    if not accelerated:
+        return _within(budget, rows, img_size, [way])
+    epochs, per_epoch = way.wanted(rows), max(rows // batch_size, 1)
+    return Size(variant, epochs, batch_size, None, _on_accelerator(rows, img_size, epochs, per_epoch), _RATES[variant])
 
 
 def _whole_size(rows: int, img_size: int, batch_size: int) -> Size:
@@ -272,31 +262,10 @@ def _trunk(img_size: int) -> _Trunk:
     return [trunk for trunk in _TRUNKS if trunk.size <= max(img_size, _TRUNKS[0].size)][-1]
 
 
-def _pretrained_size(rows: int, img_size: int, batch_size: int) -> Size:
-    trunk, per_epoch = _trunk(img_size), max(rows // batch_size, 1)
-    area = (img_size / trunk.size) ** 2
-    fits = rows * (1 + trunk.views) * trunk.stored * area <= _MOST_STORED
-    tune = trunk.tune if fits else "head"
-    of_picture, updates = (trunk.update, trunk.updates) if fits else (_HEAD_SECONDS, _HEAD_UPDATES)
-    # with few rows an update the optimizer takes most of the time
-    if tune == "head" and rows >= 16 * _HEAD_BATCH:
-        batch_size = _HEAD_BATCH
-        per_epoch = rows // batch_size
-    storing = rows * (1 + trunk.views) * (trunk.view * area + trunk.fit * fits)
-    of_epoch = rows * of_picture * area
-    epochs = min(max(round(updates / per_epoch), 7 if fits else 10), 60)
-    epochs = max(min(epochs, int((_BUDGET - storing) / of_epoch)), 5)
-    seconds = storing + epochs * of_epoch + _BESIDE
-    shown = f"{round(seconds / 60)} minutes" if seconds < 7200 else f"{round(seconds / 3600)} hours"
-    where = f"on a CPU: {shown} on 2 cores, {max(1, round(storing / 60))} of them before the first update"
-    how = tune, trunk.views, True
-    return Size(trunk.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), _TUNED_RATE, *how)
-
-
 @dataclass(frozen=True)
 class _Way:
     """A way to train: `train.tune`, updates that it wants, seconds of what is done before the first update with a view
-    of every row and of an epoch, most views, the variant."""
+    of every row and of an epoch, most views, the variant, rows of an update."""
 
     tune: str
     updates: int
@@ -304,43 +273,59 @@ class _Way:
     of_epoch: float
     views: int
     variant: str
+    batch_size: int
+
+    def wanted(self, rows: int) -> int:
+        """Epochs, where there is time."""
+        _, fewest, most = _EPOCHS[self.tune.partition(":")[0]]
+        return min(max(round(self.updates / max(rows // self.batch_size, 1)), fewest), most)
+
+    def seconds(self, views: int, epochs: int) -> float:
+        """Of storing that many views beside the pictures themselves, and of training."""
+        return self.storing * (1 + views) + epochs * self.of_epoch + _BESIDE
 
 
-def _pretrained_ways(rows: int, img_size: int) -> list[_Way]:
+def _pretrained_ways(rows: int, img_size: int, batch_size: int) -> list[_Way]:
     trunk = _trunk(img_size)
     area = (img_size / trunk.size) ** 2
     storing = rows * trunk.view * area
-    ways = [_Way("head", _HEAD_UPDATES, storing, rows * _HEAD_SECONDS * area, trunk.views, trunk.variant)]
+    # with few rows an update the optimizer takes most of the time
+    of_heads = _HEAD_BATCH if rows >= 16 * _HEAD_BATCH else batch_size
+    of_epoch = rows * _HEAD_SECONDS * area
+    ways = [_Way("head", _HEAD_UPDATES, storing, of_epoch, trunk.views, trunk.variant, of_heads)]
     views = min(trunk.views, int(_MOST_STORED / (rows * trunk.stored * area)) - 1)
     if views >= 0:
         before, of_epoch = storing + rows * trunk.fit, rows * trunk.update * area
-        ways.insert(0, _Way(trunk.tune, trunk.updates, before, of_epoch, views, trunk.variant))
+        ways.insert(0, _Way(trunk.tune, trunk.updates, before, of_epoch, views, trunk.variant, batch_size))
     return ways
 
 
-def _within(budget: Budget, rows: int, img_size: int, batch_size: int, ways: Sequence[_Way]) -> Size:
-    """The first way that fits the budget."""
-    needed = []
+def _within(given: Budget | None, rows: int, img_size: int, ways: Sequence[_Way]) -> Size:
+    """The first way that fits the budget; where none does and none is given, the cheapest."""
+    budget = given or Budget()
     for way in ways:
-        least = least_epochs(way.tune)
-        most = 60 if way.storing else 150  # few rows would be seen so often that they are learned by heart
-        wanted = max(min(round(way.updates / max(rows // batch_size, 1)), most), least)
         times = {"storing": way.storing, "of_epoch": way.of_epoch}
-        found = fitted(budget.seconds, **times, views=way.views, wanted=wanted, least=least)
+        least = least_epochs(way.tune)
+        found = fitted(budget.seconds, **times, views=way.views, wanted=way.wanted(rows), least=least)
         if found is not None:
-            views, epochs = found
-            storing = way.storing * (1 + views) * bool(way.storing)
-            seconds = (storing + epochs * way.of_epoch + _BESIDE) / budget.speed
-            before = f", {_minutes(storing / budget.speed)} of them before the first update" if storing else ""
-            where = f"on this CPU: about {_minutes(seconds)} of {budget.minutes:g} minutes{before}"
-            rate, how = (_TUNED_RATE if way.storing else _RATES[way.variant]), (way.tune, views, bool(way.storing))
-            return Size(way.variant, epochs, batch_size, seconds, _remark(rows, img_size, where), rate, *how)
-        needed.append(1 + _BESIDE + way.storing + least * way.of_epoch)
-    raise UserError(
-        f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this machine: the "
-        f"least that is worth while takes about {_minutes(min(needed) / budget.speed)} minutes; give as many, or use "
-        "fewer or smaller pictures"
-    )
+            break
+    else:
+        needed = {one.seconds(0, least_epochs(one.tune)): one for one in ways}
+        if given is not None:
+            raise UserError(
+                f"--minutes {budget.minutes:g} is too little for {rows:,} training rows of {img_size} px on this "
+                f"machine: the least that is worth while takes about {_minutes((1 + min(needed)) / budget.speed)} "
+                "minutes; give as many, or use fewer or smaller pictures"
+            )
+        way = needed[min(needed)]
+    views, epochs = found or (0, least_epochs(way.tune))
+    seconds = way.seconds(views, epochs) / budget.speed
+    time = f"{_minutes(seconds)} of {budget.minutes:g}" if found else f"{_minutes(seconds)}"
+    before = f", {_minutes(way.storing * (1 + views) / budget.speed)} of them before the first update"
+    where = "on this CPU: about {} minutes" if given else "on a CPU: about {} minutes on 2 cores"
+    where = where.format(time) + before * bool(way.storing)
+    rate, how = (_TUNED_RATE if way.storing else _RATES[way.variant]), (way.tune, views, bool(way.storing))
+    return Size(way.variant, epochs, way.batch_size, seconds, _remark(rows, img_size, where), rate, *how)
 
 
 def _minutes(seconds: float) -> int:
