@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from ml_collections import ConfigDict
 
+from linnaeus_jax.config import load_config
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import assign
@@ -19,6 +20,13 @@ from tests.step import toy
 from tests.tiny import tiny_config
 
 EXAMPLES = Path(__file__).parent
+
+
+def config_with(example: str, *options: str) -> ConfigDict:
+    """The quickstart with an example of this folder; `options` are keys with values, as on the command line."""
+    given = (f"env.plugins=('{EXAMPLES / example}',)", *options)
+    quickstart = EXAMPLES.parents[1] / "configs" / "quickstart.py"
+    return load_config([f"--config={quickstart}", *(f"--config.{option}" for option in given)])[0]
 
 
 class Outcome(NamedTuple):

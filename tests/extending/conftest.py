@@ -13,9 +13,13 @@ PLUGIN = "linnaeus_jax_plugin:"
 
 @pytest.fixture(autouse=True)
 def without_plugins_afterwards() -> Iterator[None]:
-    """What an example registers is gone after the test that imported it."""
+    """What an example or a test registers is gone after it."""
+    before = [dict(registry.entries) for registry in ALL]
     yield
     forget_plugins()
+    for registry, entries in zip(ALL, before, strict=True):
+        registry.entries.clear()
+        registry.entries.update(entries)
 
 
 def forget_plugins() -> None:

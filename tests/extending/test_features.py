@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from linnaeus_jax import registry
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.plugins import import_plugins
@@ -20,9 +19,8 @@ from tests.tiny import tiny_config, write_tiny_data
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
+def config(tmp_path):
     """Of heads on 1,280 features that tell the species apart; pictures there are none."""
-    monkeypatch.setattr(registry.IMAGE_SOURCES, "entries", dict(registry.IMAGE_SOURCES.entries))
     _, images = write_tiny_data(tmp_path / "data")
     config = tiny_config(tmp_path / "data", train__tune="head", env__plugins=(str(EXAMPLES / "features_example.py"),))
     import_plugins(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 
 import cv2
@@ -11,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 
-from linnaeus_jax import registry
 from linnaeus_jax.config.defaults import complete_open_nodes
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
@@ -23,14 +21,6 @@ from tests.extending.common import EXAMPLES, train_resume_evaluate
 from tests.tiny import tiny_config, write_tiny_data
 
 PLUGIN = EXAMPLES / "image_source_example.py"
-
-
-@pytest.fixture(autouse=True)
-def only_built_in_sources(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry.IMAGE_SOURCES, "entries", dict(registry.IMAGE_SOURCES.entries))
-    for plugin in (PLUGIN, EXAMPLES / "sampler_example.py"):
-        monkeypatch.delitem(sys.modules, f"linnaeus_jax_plugin:{plugin}", raising=False)
 
 
 @pytest.fixture
@@ -74,8 +64,7 @@ def config_with(archive, *plugins, **keys):
 
 
 @pytest.mark.slow
-def test_worker_processes_know_the_plugins(archive, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry.SAMPLERS, "entries", dict(registry.SAMPLERS.entries))
+def test_worker_processes_know_the_plugins(archive, tmp_path):
     config = config_with(archive, EXAMPLES / "sampler_example.py", folder="large")
     config.data.sampler.type = "capped"
     config.data.worker_processes = 1

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from linnaeus_jax.checks import config_errors
-from linnaeus_jax.config import complete_open_nodes, load_config
+from linnaeus_jax.config import complete_open_nodes
 from linnaeus_jax.config.derived import architecture
-from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.run import trainer
@@ -82,27 +81,6 @@ def test_a_family_may_leave_its_layers_unnumbered(tmp_path, monkeypatch):
     build(config, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"model__type": "SmalNet"},
-            "model.type = 'SmalNet' is unknown; choose one of ConvNeXt, EfficientNet, Joined, mFormerV0, mFormerV1, "
-            "ViT, SmallNet",
-        ),
-        ({"model__variant": "sm"}, "model.variant = 'sm' is unknown for SmallNet; choose one of narrow, wide"),
-        ({"model__SmallNet__meta_width": 0}, "model.SmallNet.meta_width = 0 must be 1 or more"),
-    ],
-)
-def test_wrong_values_are_one_error(settings, message, tmp_path):
-    assert config_errors(configured(tmp_path, **settings)) == [message]
-
-
-def test_wrong_keys_and_types_are_one_error(tmp_path):
-    (tmp_path / "config.py").write_text("from linnaeus_jax.config import get_config\n")
-    flags = [f"--config={tmp_path / 'config.py'}", f"--config.env.plugins={PLUGIN}"]
-    assert load_config([*flags, "--config.model.SmallNet.meta_width=3"])[0].model.SmallNet.meta_width == 3
-    with pytest.raises(ConfigError, match=r"model.SmallNet.width: unknown key; did you mean .*SmallNet.meta_width"):
-        load_config([*flags, "--config.model.SmallNet.width=3"])
-    with pytest.raises(ConfigError, match=r"model.SmallNet.meta_width = 'many': expected an integer"):
-        load_config([*flags, "--config.model.SmallNet.meta_width=many"])
+def test_a_variant_of_another_family_is_one_error(tmp_path):
+    (error,) = config_errors(configured(tmp_path, model__variant="sm"))
+    assert error == "model.variant = 'sm' is unknown for SmallNet; choose one of narrow, wide"

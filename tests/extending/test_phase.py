@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.config import load_config
 from linnaeus_jax.metrics import MetricsTracker, Phase, register_phase
 from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.metrics.phases import phase_label, widest_first
@@ -17,7 +16,7 @@ from linnaeus_jax.schedules.early_stop import parse_metric_name
 from linnaeus_jax.schedules.summary import schedule_summary
 from linnaeus_jax.schedules.triggers import due_at_epoch_end, measured_epochs
 from linnaeus_jax.step.program import _check_phases
-from tests.extending.common import EXAMPLES
+from tests.extending.common import config_with
 from tests.schedules.helpers import make_schedule
 
 COMPONENTS = ("TEMPORAL", "SPATIAL")
@@ -25,8 +24,7 @@ COMPONENTS = ("TEMPORAL", "SPATIAL")
 
 @pytest.fixture
 def mirrored():
-    plugin = f"--config.env.plugins=('{EXAMPLES / 'phase_example.py'}',)"
-    load_config([f"--config={EXAMPLES.parents[1]}/configs/quickstart.py", plugin])
+    config_with("phase_example.py")
 
 
 def test_it_is_due_wherever_validation_is(mirrored):

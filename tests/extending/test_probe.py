@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 from linnaeus_jax import registry
 from linnaeus_jax.checks.config import config_errors
-from linnaeus_jax.config import load_config
-from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.step.probes import Probe, registered_probes
-from tests.extending.common import EXAMPLES, train_resume_evaluate
-
-
-@pytest.fixture(autouse=True)
-def no_other_probe(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry.PROBES, "entries", {})
-    monkeypatch.delitem(sys.modules, f"linnaeus_jax_plugin:{EXAMPLES / 'probe_example.py'}", raising=False)
+from tests.extending.common import config_with, train_resume_evaluate
 
 
 @pytest.mark.slow
@@ -46,33 +35,15 @@ def test_values_are_logged_where_they_are_due(tmp_path, monkeypatch, capsys):
     assert saved["debug"]["probes"] == {"dead_units": {"every": 2, "threshold": 1e9}}
 
 
-def config_with(*options: str):
-    plugin = f"--config.env.plugins=('{EXAMPLES / 'probe_example.py'}',)"
-    return load_config([f"--config={Path(__file__).parents[2]}/configs/quickstart.py", plugin, *options])[0]
-
-
-def test_keys_of_a_probe():
-    config = config_with("--config.debug.probes.dead_units.threshold=0.5")
-    assert config.debug.probes.dead_units.to_dict() == {"every": 50, "threshold": 0.5}
+def test_how_often_it_measures():
+    config = config_with("probe_example.py")
     (probe,) = registered_probes(config.debug.probes)
     assert (probe.name, probe.every) == ("probe/dead_units", 50)
     config.debug.probes.dead_units.every = 0
     assert registered_probes(config.debug.probes) == []
-    with pytest.raises(ConfigError, match=r"debug\.probes\.dead_units\.limit"):
-        config_with("--config.debug.probes.dead_units.limit=1")
-    with pytest.raises(ConfigError, match=r"debug\.probes\.dead_units\.every"):
-        config_with("--config.debug.probes.dead_units.every=often")
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("every=-1", "debug.probes.dead_units.every = -1 is out of range; it must be 0 or more"),
-        ("threshold=-0.5", "debug.probes.dead_units: threshold = -0.5 is below 0, so that no unit could be dead"),
-    ],
-)
-def test_bad_values_are_config_errors(option, message):
-    assert message in config_errors(config_with(f"--config.debug.probes.dead_units.{option}"))
+    config.debug.probes.dead_units.every = -1
+    message = "debug.probes.dead_units.every = -1 is out of range; it must be 0 or more"
+    assert message in config_errors(config)
 
 
 def test_what_is_no_probe_is_named(monkeypatch):

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from linnaeus_jax import registry
-from linnaeus_jax.checks.config import config_errors
-from linnaeus_jax.config import load_config
-from linnaeus_jax.config.errors import ConfigError
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.plans import PlanSequence
 from linnaeus_jax.data.samplers import COUNTED_EPOCHS, Sampler, SamplerSettings, TrainingRows
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.tools import schedule
-from tests.extending.common import EXAMPLES, train_resume_evaluate
+from tests.extending.common import config_with, train_resume_evaluate
 
-PLUGIN = EXAMPLES / "sampler_example.py"
-
-
-@pytest.fixture(autouse=True)
-def only_built_in_samplers(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry.SAMPLERS, "entries", dict(registry.SAMPLERS.entries))
-    monkeypatch.delitem(sys.modules, f"linnaeus_jax_plugin:{PLUGIN}", raising=False)
+PLUGIN = "sampler_example.py"
 
 
 @pytest.mark.slow
 def test_common_classes_are_capped(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(
         tmp_path,
-        PLUGIN.name,
+        PLUGIN,
         monkeypatch,
         capsys,
         data__sampler__type="capped",
@@ -62,24 +50,12 @@ def test_common_classes_are_capped(tmp_path, monkeypatch, capsys):
     assert outcome.evaluated["val"]["loss"] > 0
 
 
-def config_with(*options: str):
-    arguments = [f"--config={Path(__file__).parents[2]}/configs/quickstart.py", f"--config.env.plugins=('{PLUGIN}',)"]
-    return load_config([*arguments, "--config.data.sampler.type=capped", *options])[0]
-
-
-def test_keys_of_a_sampler(capsys):
-    config = config_with("--config.data.sampler.capped.most=250")
+def test_a_sampler_without_groups_mixes_nothing(capsys):
+    config = config_with(PLUGIN, "data.sampler.type=capped", "data.sampler.capped.most=250")
     assert SamplerSettings.from_config(typed(config)).options == {"most": 250}
     config.schedule.mixup.prob.enabled = True
     schedule.run(typed(config), dataset_size=1000)
     assert "forms no groups" in capsys.readouterr().out
-    config.data.sampler.capped.most = 0
-    assert "data.sampler.capped.most = 0 must be at least 1" in config_errors(config)
-    with pytest.raises(ConfigError, match=r"data\.sampler\.capped\.least"):
-        config_with("--config.data.sampler.capped.least=1")
-    config.data.sampler.type = "balanced"
-    message = "data.sampler.type = 'balanced' is unknown; choose one of grouped, standard, capped"
-    assert message in config_errors(config)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from linnaeus_jax.checks import validate_schedule_config
-from linnaeus_jax.config import ConfigError, get_config, load_config
 from linnaeus_jax.config.defaults import complete_open_nodes
-from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.typed import typed
-from linnaeus_jax.registry import SCHEDULES
 from linnaeus_jax.schedules import ResolvedSchedule, build_scheduler
 from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.tools import report
 from linnaeus_jax.tools import schedule as tool
-from tests.extending.common import EXAMPLES, train_resume_evaluate
+from tests.extending.common import config_with, train_resume_evaluate
+from tests.extending.conftest import forget_plugins
 
 GROUP = "lr_scheduler.parameter_groups.heads"
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    monkeypatch.setattr(SCHEDULES, "entries", dict(SCHEDULES.entries))
-
-
-def forget(monkeypatch):
-    """The example is not imported and not registered."""
-    for name in [name for name in sys.modules if name.endswith("schedule_example.py")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("polynomial", "inverse_sqrt"):
-        SCHEDULES.entries.pop(name, None)
-
-
 @pytest.fixture
-def config(monkeypatch):
-    forget(monkeypatch)
-    config = get_config()
-    config.env.plugins = (str(EXAMPLES / "schedule_example.py"),)
-    import_plugins(config)
-    complete_open_nodes(config)
-    config.train.epochs, config.lr_scheduler.warmup_steps = 4, 8
+def config():
+    config = config_with("schedule_example.py")
+    config.train.epochs = 4
+    config.lr_scheduler.warmup_epochs, config.lr_scheduler.warmup_steps = None, 8
     return config
 
 
@@ -57,7 +38,7 @@ def test_example_trains_resumes_and_is_evaluated(tmp_path, monkeypatch, capsys):
     assert (spec.name, spec.options) == ("polynomial", {"power": 3.0})
     assert "polynomial updates 1 .. 5" in (outcome.run / "assets" / "schedule_summary.txt").read_text()
     applied = {row["global_step"]: row["train/lr"] for row in outcome.rows if "train/lr" in row}
-    forget(monkeypatch)  # as another process: the report imports the plugin that the run names
+    forget_plugins()  # as another process: the report imports the plugin that the run names
     assert report.main([str(outcome.run), f"--out={tmp_path / 'report.html'}"]) == 0
     for step in (5, 6):  # of the resumed run, which is 6 updates long
         expected = spec.min_lr + (spec.peak - spec.min_lr) * (1 - (step - 2) / 5) ** 3
@@ -88,30 +69,3 @@ def test_a_schedule_has_a_warmup_of_its_own(config, capsys):
     rates = on_host(build_scheduler(resolved))(np.arange(40))["default"] / resolved.learning_rates[0].peak
     np.testing.assert_allclose(rates[:8], np.arange(1, 9) / 8, rtol=1e-6)
     np.testing.assert_allclose(rates[8:], np.sqrt(8 / np.arange(9, 41)), rtol=1e-6)
-
-
-def test_a_wrong_option_is_one_clear_error(config):
-    config.lr_scheduler.name = "polynomial"
-    config.lr_scheduler.polynomial.power = -1.0
-    (error,) = validate_schedule_config(config)
-    assert error == "lr_scheduler.polynomial: power = -1.0 must be above 0; 1 is a linear decay"
-    config.lr_scheduler.name = "quadratic"
-    (error,) = validate_schedule_config(config)
-    assert (
-        "lr_scheduler.name = 'quadratic' is unknown; choose one of cosine, linear, step, wsd, polynomial, inverse_sqrt"
-        in error
-    )
-
-
-@pytest.mark.parametrize(
-    ("flag", "message"), [("polynomial.powr=2", "lr_scheduler.polynomial.power"), ("polynomial.power=high", "power")]
-)
-def test_unknown_options_and_wrong_types_are_refused(tmp_path, flag, message, config):
-    path = tmp_path / "config.py"
-    path.write_text(
-        "from linnaeus_jax.config.defaults import get_config as default\n"
-        "def get_config():\n"
-        f"    config = default()\n    config.env.plugins = {config.env.plugins!r}\n    return config\n"
-    )
-    with pytest.raises(ConfigError, match=message):
-        load_config([f"--config={path}", f"--config.lr_scheduler.{flag}"])

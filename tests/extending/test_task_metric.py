@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from linnaeus_jax.config import load_config
 from linnaeus_jax.metrics import MetricsTracker, PhaseMetric, custom, names, register, table
 from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
 from linnaeus_jax.schedules.early_stop import parse_metric_name
-from tests.extending.common import EXAMPLES
+from tests.extending.common import config_with
 from tests.metrics.plugins import forget_plugins
 from tests.tiny import TASKS
 
@@ -26,9 +25,8 @@ def no_other_metric(monkeypatch):
 
 
 def extras_with(*options: str, phase: str = "val") -> PhaseExtras:
-    plugin = f"--config.env.plugins=('{EXAMPLES / 'task_metric_example.py'}',)"
-    config = load_config([f"--config={EXAMPLES.parents[1]}/configs/quickstart.py", plugin, *options])[0]
-    return PhaseExtras(custom=custom.registered(phase, config.metrics))
+    metrics = config_with("task_metric_example.py", *options).metrics
+    return PhaseExtras(custom=custom.registered(phase, metrics))
 
 
 def values_of(extras: PhaseExtras, logits, label, weight) -> dict[str, float]:
@@ -51,7 +49,7 @@ def test_every_rank_has_its_own_number(most):
     label = rng.integers(0, CLASSES, (ROWS, len(TASKS))).astype(np.int32)
     label[:, -1] = 0  # a rank without labels measures nothing
     weight = (np.arange(ROWS) % 5 != 0).astype(np.float32)
-    values = values_of(extras_with(f"--config.metrics.median_place.most={most}"), logits, label, weight)
+    values = values_of(extras_with(f"metrics.median_place.most={most}"), logits, label, weight)
     for t, task in enumerate(TASKS):
         rows = np.flatnonzero((weight > 0) & (label[:, t] != 0))
         places = [1 + int((logits[task][i] > logits[task][i, label[i, t]]).sum()) for i in rows]
