@@ -64,6 +64,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "",
         (
             "linnaeus_jax.models.ModelFamily",
+            "linnaeus_jax.models.settings.Settings",
             "linnaeus_jax.models.HierarchicalHead",
             "linnaeus_jax.models.ClassificationHeads",
             "linnaeus_jax.models.HeadSpec",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.depthwise import DEPTHWISE_IMPLS
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.layers import drop_path_rates, drop_path_scales
@@ -33,28 +32,14 @@ class BlockRow(ModelFamily, kw_only=True):
     depthwise_impl: str
 
     rate_of_last: ClassVar[bool] = True
+    choices: ClassVar = {"depthwise_impl": DEPTHWISE_IMPLS}
+    smallest: ClassVar = MIN_SIZE
 
     @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """See `ModelFamily.build`."""
-        fields = cls.settings(model)
+    def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.completed`."""
         rate = fields["drop_rate"]
-        built = cls(**{**fields, "drop_rate": rate[0] if isinstance(rate, Sequence) else rate}, **given)
-        if errors := list(built.errors()):
-            raise InputError("\n".join(errors))
-        return built
-
-    @nn.nowrap
-    def errors(self) -> Iterator[str]:
-        """What cannot work, one line each with key, value and fix."""
-        for field in ("drop_rate", "drop_path_rate"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                yield f"model.{field} = {getattr(self, field)!r} is out of range; it must be within [0, 1)"
-        if self.depthwise_impl not in DEPTHWISE_IMPLS:
-            choices = ", ".join(DEPTHWISE_IMPLS)
-            yield f"model.depthwise_impl = {self.depthwise_impl!r} is unknown; choose one of {choices}"
-        if min(self.img_size) < MIN_SIZE:
-            yield f"data.img_size = {self.img_size[0]} is out of range; it must be {MIN_SIZE} or more"
+        return {**fields, "drop_rate": rate[0] if isinstance(rate, Sequence) else rate}
 
     @nn.nowrap
     def repeats(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -106,38 +106,28 @@ class ConvNeXt(BlockRow):
         "head_hidden_size": 0,
     }
 
+    choices: ClassVar = {**BlockRow.choices, "stem": STEMS, "act": ACTIVATIONS}
+
     @nn.nowrap
-    def errors(self) -> Iterator[str]:
-        """See `BlockRow.errors`."""
-        yield from super().errors()
+    def wrong_settings(self) -> dict[str, str]:
+        """See `ModelFamily.wrong_settings`."""
+        wrong = super().wrong_settings()
         if len(self.dims) != len(self.depths) or not self.dims:
-            yield (
-                f"model.convnext_stages.dims = {self.dims!r} and depths = {self.depths!r} must be of one length, one "
-                "number for each stage"
-            )
+            wrong["dims"] = f"and depths = {self.depths!r} must be of one length, one number for each stage"
         for field, most in (("dims", MAX_WIDTH), ("depths", MAX_DEPTH)):
-            value = getattr(self, field)
-            if not all(type(each) is int and 1 <= each <= most for each in value):
-                yield f"model.convnext_stages.{field} = {value!r}; whole numbers from 1 to {most} are needed"
-        for field, choices in (("stem", STEMS), ("act", tuple(ACTIVATIONS))):
-            if (value := getattr(self, field)) not in choices:
-                yield f"model.convnext.{field} = {value!r} is unknown; choose one of {', '.join(choices)}"
+            if not all(type(each) is int and 1 <= each <= most for each in getattr(self, field)):
+                wrong[field] = f"must be whole numbers from 1 to {most}"
         odd = all(type(size) is int and 1 <= size <= 31 and size % 2 for size in self.kernel_sizes)
         if not odd or len(self.kernel_sizes) not in (1, len(self.dims)):
-            yield (
-                f"model.convnext.kernel_sizes = {self.kernel_sizes!r}; one odd number from 1 to 31 is needed, or one "
-                "for each stage"
-            )
+            wrong["kernel_sizes"] = "must be one odd number from 1 to 31, or one for each stage"
         for field in ("norm_eps", "head_norm_eps"):
             if (eps := getattr(self, field)) is not None and not 0 < eps <= 1:
-                yield f"model.convnext.{field} = {eps!r} is out of range; it must be within (0, 1]"
+                wrong[field] = "is out of range; it must be within (0, 1]"
         if not 0 <= self.head_hidden_size <= MAX_WIDTH:
-            yield f"model.convnext.head_hidden_size = {self.head_hidden_size!r} is not within [0, {MAX_WIDTH}]"
+            wrong["head_hidden_size"] = f"must be within [0, {MAX_WIDTH}]"
         if not 0 <= self.layer_scale_init_value < math.inf:
-            yield (
-                f"model.convnext_stages.layer_scale_init_value = {self.layer_scale_init_value!r} is out of range; it "
-                "must be 0 or more"
-            )
+            wrong["layer_scale_init_value"] = "is out of range; it must be 0 or more"
+        return wrong
 
     @nn.nowrap
     def repeats(self) -> tuple[int, ...]:

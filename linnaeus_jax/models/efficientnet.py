@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -139,16 +139,17 @@ class EfficientNet(BlockRow):
 
     defaults: ClassVar = {"conv_padding": "same", "norm_eps": None}
 
+    choices: ClassVar = {**BlockRow.choices, "conv_padding": PADDINGS}
+
     @nn.nowrap
-    def errors(self) -> Iterator[str]:
-        """See `BlockRow.errors`."""
-        yield from super().errors()
-        if self.conv_padding not in PADDINGS:
-            yield f"model.efficientnet.padding = {self.conv_padding!r} is unknown; choose one of {', '.join(PADDINGS)}"
+    def wrong_settings(self) -> dict[str, str]:
+        """See `ModelFamily.wrong_settings`."""
+        wrong = super().wrong_settings()
         if self.norm_eps is not None and not 0 < self.norm_eps <= 1:
-            yield f"model.efficientnet.norm_eps = {self.norm_eps!r} is out of range; it must be within (0, 1]"
+            wrong["norm_eps"] = "is out of range; it must be within (0, 1]"
         if self.nominal_size != 0 and self.nominal_size < MIN_SIZE:
-            yield f"model.efficientnet.nominal_size = {self.nominal_size} must be {MIN_SIZE} or more, or 0"
+            wrong["nominal_size"] = f"must be {MIN_SIZE} or more, or 0"
+        return wrong
 
     @nn.nowrap
     def widths(self) -> tuple[int, int]:

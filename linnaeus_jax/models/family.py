@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -17,6 +15,7 @@ from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.fusion import LateFusion
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Parents, head_specs
 from linnaeus_jax.models.layers import Dtype
+from linnaeus_jax.models.settings import Settings
 from linnaeus_jax.registry import MODELS
 
 #: random streams that a model may draw from in training
@@ -25,7 +24,7 @@ RNG_STREAMS = ("dropout", "drop_path", "gumbel")
 LATE, TOKENS = "late", "tokens"
 
 
-class ModelFamily(nn.Module, kw_only=True):
+class ModelFamily(Settings, nn.Module, kw_only=True):
     """Base of the model families, each registered with `@MODELS.register("Name")` and chosen by `model.type`.
 
     A classifier is a trunk, metadata and heads. A family defines the trunk: `setup`, which makes its modules and calls
@@ -36,9 +35,9 @@ class ModelFamily(nn.Module, kw_only=True):
     so that what its first blocks make of a picture is computed once.
     What a family keeps besides parameters, such as running statistics, lies in the collection `batch_stats`; it moves
     where `train` is set and the caller has made it mutable.
-    Further fields are settings: those with a default value are the keys `model.<Name>.<field>`, the others stand in
-    `variants`. Parameters have the names of their modules; where these are those of a torch model, so are the canonical
-    names (`models/names.py`).
+    Further fields are settings, see `Settings`: those with a default value are the keys `model.<Name>.<field>`, the
+    others stand in `variants`. Parameters have the names of their modules; where these are those of a torch model, so
+    are the canonical names (`models/names.py`).
 
     Attributes:
       components: (name, columns) of every metadata component, in the order of the columns of `meta_BD`.
@@ -52,11 +51,6 @@ class ModelFamily(nn.Module, kw_only=True):
       weight_init: how weights of linear maps and convolutions begin that have no initial values of their own, one of
         `initial.WEIGHT_INITS`.
       fusions: what `metadata_fusion` may be, the default first; empty: the family has no choice.
-      variants: `model.variant` -> values of fields; empty: the family has no variants and ignores the key. One that
-        suits tests on a CPU is called `test` or `tiny`, or comes first.
-      keys: field -> its key in the `model` section, of a family whose settings stand there; a setting of one such
-        family that is given for another is an error.
-      defaults: values of fields for which neither the section nor the variant has one.
       layer_index: depth of the parameter with a canonical name, 0 at the input and largest at the heads, for
         `optimizer.layer_decay`; None: the family does not number its layers.
     """
@@ -71,9 +65,6 @@ class ModelFamily(nn.Module, kw_only=True):
     weight_init: str = dataclasses.field(default="normal", metadata={"given": True})
 
     fusions: ClassVar[Sequence[str]] = ()
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    keys: ClassVar[Mapping[str, str]] = {}
-    defaults: ClassVar[Mapping[str, Any]] = {}
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
 
     @nn.nowrap
@@ -82,29 +73,6 @@ class ModelFamily(nn.Module, kw_only=True):
         self.head = ClassificationHeads(self.head_specs, name="head")
         if self.components and self.fuses_late:
             self.fusion = LateFusion(dtype=self.dtype, name="fusion")
-
-    @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """The model that a `model` section describes; a setting that is None or empty takes the variant's value.
-
-        Args:
-          model: the `model` section.
-          given: `components`, `head_specs`, `img_size`, `dtype`, `remat`, `missing_metadata`, `metadata_fusion` and
-            `weight_init`.
-
-        Raises:
-          ValueError: settings that do not fit, one line each with key, value and fix.
-        """
-        return cls(**cls.settings(model), **given)
-
-    @classmethod
-    def settings(cls, model: Mapping[str, Any]) -> dict[str, Any]:
-        """Field -> value: `defaults`, over them those of the variant, and over these those of the section, under `keys`
-        and `model.<Name>`."""
-        found = {field: functools.reduce(operator.getitem, key.split("."), model) for field, key in cls.keys.items()}
-        found |= model.get(model["type"], {})
-        given = {field: value for field, value in found.items() if value is not None and value != ()}
-        return {**cls.defaults, **cls.variants.get(model["variant"], {}), **given}
 
     @staticmethod
     def stage_of(name: str) -> str:

@@ -6,8 +6,8 @@ come as values from 0 to 1, and every trunk gets them with its own mean and devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -152,31 +152,28 @@ class Joined(ModelFamily):
     }
     keys: ClassVar = {field: field for field in ("trunks", "drop_rate", *SHARED)}
 
+    choices: ClassVar = {"depthwise_impl": DEPTHWISE_IMPLS}
+
     @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """See `ModelFamily.build`."""
-        fields = cls.settings(model)
+    def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.completed`."""
         if errors := list(trunk_errors(fields["trunks"])):
             raise InputError("\n".join(errors))
         rate = fields["drop_rate"]
         rate = rate[0] if isinstance(rate, tuple | list) else rate
-        if not 0.0 <= rate < 1.0:
-            raise InputError(f"model.drop_rate = {rate!r} is out of range; it must be within [0, 1)")
-        if fields["depthwise_impl"] not in DEPTHWISE_IMPLS:
-            choices = ", ".join(DEPTHWISE_IMPLS)
-            raise InputError(f"model.depthwise_impl = {fields['depthwise_impl']!r} is unknown; choose one of {choices}")
-        if not 0.0 <= (fields["drop_path_rate"] or 0.0) < 1.0:
-            raise InputError(
-                f"model.drop_path_rate = {fields['drop_path_rate']!r} is out of range; it must be within [0, 1)"
-            )
-        trunks = tuple(Trunk(*trunk) for trunk in fields["trunks"])
-        built = cls(**{**fields, "trunks": trunks, "drop_rate": rate}, **given)
-        for place, trunk in enumerate(trunks):
+        return {**fields, "trunks": tuple(Trunk(*trunk) for trunk in fields["trunks"]), "drop_rate": rate}
+
+    @nn.nowrap
+    def errors(self) -> Iterator[str]:
+        """See `ModelFamily.errors`."""
+        if own := list(super().errors()):  # which the trunks share
+            yield from own
+            return
+        for place, trunk in enumerate(self.trunks):
             try:
-                built.trunk(place)
+                self.trunk(place)
             except InputError as error:
-                raise InputError(f"model.trunks[{place}] = {tuple(trunk)!r:.200}: {error}") from None
-        return built
+                yield f"model.trunks[{place}] = {tuple(trunk)!r:.200}: {error}"
 
     @nn.nowrap
     def trunk(self, place: int) -> ModelFamily:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -30,7 +30,6 @@ from linnaeus_jax.models.transformer import (
 
 MIN_SIZE = 32  # five halvings leave one patch
 MAX_DEPTH = 1000  # of one stage; more takes minutes to trace
-MISSING_METADATA = ("zero", "mask")
 
 #: groups of parameters that both families have -> canonical names that belong to them
 SHARED_STAGES = {
@@ -39,6 +38,16 @@ SHARED_STAGES = {
     "embeddings": re.compile(r"^cls_token"),
     "aggregation": re.compile(r"^(cl_1_fc|aggregate|final_norm|norm)\."),
     "norm_layers": re.compile(r"^norm_[12]\."),
+}
+
+
+#: fields that have the names of their keys
+SHARED_KEYS = {
+    field: field
+    for field in (
+        *("drop_rate", "attn_drop_rate", "attn_drop_kind", "drop_path_rate"),
+        *("only_last_cls", "scan_layers", "depthwise_impl", "attn_impl"),
+    )
 }
 
 
@@ -64,22 +73,21 @@ class MetaFormer(ModelFamily, kw_only=True):
 
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
     fusions: ClassVar = (TOKENS, LATE)
-
-    @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """See `ModelFamily.build`; None or an empty tuple takes the variant's value, and a dropout rate of 0."""
-        fields: dict[str, Any] = {"drop_rate": 0.0, "attn_drop_rate": 0.0, **cls.settings(model)}
-        for field in ("mlp_ratio", "drop_rate", "attn_drop_rate"):
-            value = fields[field] if isinstance(fields[field], Sequence) else (fields[field],)
-            fields[field] = tuple(map(float, value)) * (2 if len(value) == 1 else 1)
-        built = cls(**cls.completed(fields), in_chans=3, **given)
-        if errors := list(_errors(built)):
-            raise InputError("\n".join(errors))
-        return built
+    defaults: ClassVar = {"drop_rate": 0.0, "attn_drop_rate": 0.0}
+    choices: ClassVar = {
+        "depthwise_impl": DEPTHWISE_IMPLS,
+        "attn_impl": ATTN_IMPLS,
+        "attn_drop_kind": ATTN_DROP_KINDS,
+    }
+    smallest: ClassVar = MIN_SIZE
 
     @classmethod
     def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields with those that follow from others."""
+        """See `ModelFamily.completed`."""
+        fields = {**fields, "in_chans": 3}
+        for field in ("mlp_ratio", "drop_rate", "attn_drop_rate"):
+            value = fields[field] if isinstance(fields[field], Sequence) else (fields[field],)
+            fields[field] = tuple(map(float, value)) * (2 if len(value) == 1 else 1)
         return fields
 
     @classmethod
@@ -135,9 +143,29 @@ class MetaFormer(ModelFamily, kw_only=True):
         raise NotImplementedError
 
     @nn.nowrap
+    def errors(self) -> Iterator[str]:
+        """See `ModelFamily.errors`."""
+        if max(self.block_depths) > MAX_DEPTH:
+            yield f"the stages have {self.block_depths} blocks, and each may have {MAX_DEPTH}; lower their depths"
+        yield from super().errors()
+        names = [name.lower() for name, _ in self.components]
+        for name, dim in self.components:
+            if not name.isidentifier() or names.count(name.lower()) > 1 or dim < 1:
+                yield (
+                    f"metadata component ({name!r}, {dim}) needs a name of letters, digits and _, used once, and at "
+                    "least one column"
+                )
+
+    @nn.nowrap
     def wrong_settings(self) -> dict[str, str]:
-        """Field -> what must be otherwise, of the fields that this family adds."""
-        raise NotImplementedError
+        """See `ModelFamily.wrong_settings`."""
+        wrong = super().wrong_settings()
+        if len(self.mlp_ratio) != 2 or min(self.mlp_ratio) <= 0:
+            wrong["mlp_ratio"] = "must be one number above 0, or one per transformer stage"
+        for field in ("drop_rate", "attn_drop_rate"):
+            if len(getattr(self, field)) != 2 or not all(0.0 <= rate < 1.0 for rate in getattr(self, field)):
+                wrong[field] = "must be one number within [0, 1), or one per transformer stage"
+        return wrong
 
     @nn.nowrap
     def _setup_tokens(
@@ -270,40 +298,3 @@ def integers(model: MetaFormer, sizes: Mapping[str, int]) -> dict[str, str]:
         for field, length in sizes.items()
         if len(getattr(model, field)) != length or not all(type(x) is int and x > 0 for x in getattr(model, field))
     }
-
-
-def unknown_choices(model: MetaFormer, choices: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Errors of fields that must be one of some words, see `wrong_settings`."""
-    return {
-        field: f"is unknown; choose one of {', '.join(word or repr(word) for word in words)}"
-        for field, words in choices.items()
-        if getattr(model, field) not in words
-    }
-
-
-def _errors(model: MetaFormer) -> Iterator[str]:
-    """What cannot work, one line each with key, value and fix."""
-    wrong = model.wrong_settings()
-    if len(model.mlp_ratio) != 2 or min(model.mlp_ratio) <= 0:
-        wrong["mlp_ratio"] = "must be one number above 0, or one per transformer stage"
-    for field in ("drop_rate", "attn_drop_rate"):
-        if len(getattr(model, field)) != 2 or not all(0.0 <= rate < 1.0 for rate in getattr(model, field)):
-            wrong[field] = "must be one number within [0, 1), or one per transformer stage"
-    if not 0.0 <= model.drop_path_rate < 1.0:
-        wrong["drop_path_rate"] = "is out of range; it must be within [0, 1)"
-    wrong |= unknown_choices(model, {"depthwise_impl": DEPTHWISE_IMPLS, "attn_impl": ATTN_IMPLS})
-    wrong |= unknown_choices(model, {"attn_drop_kind": ATTN_DROP_KINDS})
-    wrong |= unknown_choices(model, {"missing_metadata": MISSING_METADATA})
-    if max(model.block_depths) > MAX_DEPTH:
-        yield f"the stages have {model.block_depths} blocks, and each may have {MAX_DEPTH}; lower their depths"
-    for field, text in wrong.items():
-        yield f"model.{model.keys.get(field, field)} = {getattr(model, field)!r} {text}"
-    if min(model.img_size) < MIN_SIZE:
-        yield f"data.img_size = {model.img_size[0]} is out of range; it must be {MIN_SIZE} or more"
-    names = [name.lower() for name, _ in model.components]
-    for name, dim in model.components:
-        if not name.isidentifier() or names.count(name.lower()) > 1 or dim < 1:
-            yield (
-                f"metadata component ({name!r}, {dim}) needs a name of letters, digits and _, used once, and at "
-                "least one column"
-            )

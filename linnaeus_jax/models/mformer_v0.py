@@ -8,14 +8,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 
 from linnaeus_jax.models.layers import BatchNorm2d, MaxPool2d, Relu, drop_path_rates
 from linnaeus_jax.models.mbconv import ConvStem, MBConvStage, PatchEmbed, block_padding, strided
-from linnaeus_jax.models.metaformer import MIN_SIZE, SHARED_STAGES, MetaFormer, integers, unknown_choices
+from linnaeus_jax.models.metaformer import MIN_SIZE, SHARED_KEYS, SHARED_STAGES, MetaFormer, integers
 from linnaeus_jax.models.relative import RelativeAttention
 from linnaeus_jax.registry import MODELS
 
@@ -49,6 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 #: field -> its key in the `model` section
 KEYS = {
+    **SHARED_KEYS,
     "embed_dims": "conv_stages.embed_dims",
     "out_channels": "conv_stages.out_channels",
     "depths": "conv_stages.depths",
@@ -58,15 +59,7 @@ KEYS = {
     "num_heads": "attention_stages.num_heads",
     "attention_strides": "attention_stages.stride_seqs",
     "mlp_ratio": "attention_stages.mlp_ratio",
-    "drop_rate": "drop_rate",
-    "attn_drop_rate": "attn_drop_rate",
-    "attn_drop_kind": "attn_drop_kind",
-    "drop_path_rate": "drop_path_rate",
     "compat": "compat",
-    "only_last_cls": "only_last_cls",
-    "scan_layers": "scan_layers",
-    "depthwise_impl": "depthwise_impl",
-    "attn_impl": "attn_impl",
 }
 
 #: group of parameters -> canonical names that belong to it; the first match counts
@@ -105,10 +98,12 @@ class MFormerV0(MetaFormer):
     variants = VARIANTS
     keys = KEYS
     stage_patterns = STAGES
+    choices: ClassVar = {**MetaFormer.choices, "compat": COMPATS}
 
     @classmethod
     def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """Strides that are not given: 2 for the first block of the first MBConv and of both transformer stages."""
+        fields = super().completed(fields)
         first, second = (*fields["depths"], 0, 0)[:2]
         strides = {
             "strides": (_halving(first), (1,) * len(_halving(second))),
@@ -194,9 +189,9 @@ class MFormerV0(MetaFormer):
 
     @nn.nowrap
     def wrong_settings(self) -> dict[str, str]:
-        """Field -> what must be otherwise."""
+        """See `ModelFamily.wrong_settings`."""
         pairs = ("out_channels", "depths", "dims", "attention_depths", "num_heads")
-        wrong = integers(self, dict.fromkeys(pairs, 2))
+        wrong = {**super().wrong_settings(), **integers(self, dict.fromkeys(pairs, 2))}
         if not self.embed_dims or not all(type(dim) is int and dim >= 4 for dim in self.embed_dims):
             wrong["embed_dims"] = "must be integers of at least 4; the first is the width of the stem"
         if not wrong.keys() & {"dims", "num_heads"} and any(map(operator.mod, self.dims, self.num_heads)):
@@ -208,7 +203,6 @@ class MFormerV0(MetaFormer):
                 "must be 2 for the first block of each stage, where patches are made and extra tokens enter, and 1 for "
                 f"the others of depths = {self.attention_depths}"
             )
-        wrong |= unknown_choices(self, {"compat": COMPATS})
         if not wrong and min(self.img_size) >= MIN_SIZE and min(map(min, self.grids(self.img_size))) < 1:
             wrong["strides"] = f"leave no patch of images of {self.img_size[0]} pixels; use fewer strides of 2"
         return wrong

@@ -6,14 +6,14 @@ Letters of shapes are those of `models/metaformer.py`.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 
 from linnaeus_jax.models.convnext import ConvNeXtStage, Downsample, Stem
 from linnaeus_jax.models.layers import drop_path_rates
-from linnaeus_jax.models.metaformer import SHARED_STAGES, MetaFormer, integers, unknown_choices
+from linnaeus_jax.models.metaformer import SHARED_KEYS, SHARED_STAGES, MetaFormer, integers
 from linnaeus_jax.models.rotary import ROPE_INITS, ROPE_MODES, RotaryAttention
 from linnaeus_jax.registry import MODELS
 
@@ -30,24 +30,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 #: field -> its key in the `model` section
 KEYS = {
+    **SHARED_KEYS,
     "dims": "convnext_stages.dims",
     "depths": "convnext_stages.depths",
     "rope_depths": "rope_stages.depths",
     "num_heads": "rope_stages.num_heads",
-    "drop_rate": "drop_rate",
-    "attn_drop_rate": "attn_drop_rate",
-    "attn_drop_kind": "attn_drop_kind",
-    "drop_path_rate": "drop_path_rate",
     "mlp_ratio": "rope_stages.mlp_ratio",
     "rope_mixed": "rope_stages.rope_mixed",
     "rope_theta": "rope_stages.rope_theta",
     "rope_mode": "rope_stages.rope_mode",
     "rope_init": "rope_stages.rope_init",
     "layer_scale_init_value": "convnext_stages.layer_scale_init_value",
-    "only_last_cls": "only_last_cls",
-    "scan_layers": "scan_layers",
-    "depthwise_impl": "depthwise_impl",
-    "attn_impl": "attn_impl",
 }
 
 #: group of parameters -> canonical names that belong to it; the first match counts
@@ -75,11 +68,13 @@ class MFormerV1(MetaFormer):
     variants = VARIANTS
     keys = KEYS
     stage_patterns = STAGES
+    choices: ClassVar = {**MetaFormer.choices, "rope_mode": ROPE_MODES, "rope_init": ROPE_INITS}
 
     @classmethod
     def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
         """Entries 3 and 4 of ConvNeXt's own depths have no stage here."""
-        return {**fields, "depths": fields["depths"][:2] if len(fields["depths"]) == 4 else fields["depths"]}
+        depths = fields["depths"][:2] if len(fields["depths"]) == 4 else fields["depths"]
+        return {**super().completed(fields), "depths": depths}
 
     @property
     def block_depths(self) -> tuple[int, ...]:
@@ -135,14 +130,13 @@ class MFormerV1(MetaFormer):
 
     @nn.nowrap
     def wrong_settings(self) -> dict[str, str]:
-        """Field -> what must be otherwise."""
+        """See `ModelFamily.wrong_settings`."""
         sizes = {"dims": 4, "depths": 2, "rope_depths": 2, "num_heads": 2}
-        wrong = integers(self, sizes)
+        wrong = {**super().wrong_settings(), **integers(self, sizes)}
         if not self.layer_scale_init_value >= 0:
             wrong["layer_scale_init_value"] = "is out of range; it must be 0 or more"
         if not self.rope_theta > 0:
             wrong["rope_theta"] = "is out of range; it must be above 0"
-        wrong |= unknown_choices(self, {"rope_mode": ROPE_MODES, "rope_init": ROPE_INITS})
         multiple = 4 if self.rope_init == "rope_vit" or not self.rope_mixed else 2
         if not wrong.keys() & sizes.keys():
             pairs = zip(self.num_heads, self.dims[2:])

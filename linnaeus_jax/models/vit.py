@@ -10,8 +10,8 @@ are those of `models/metaformer.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -21,7 +21,7 @@ import numpy as np
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.family import LATE, TOKENS, ModelFamily
 from linnaeus_jax.models.layers import ACTIVATIONS, LayerNorm, Linear, MetaHead, drop_path_rates
-from linnaeus_jax.models.metaformer import MAX_DEPTH, MISSING_METADATA
+from linnaeus_jax.models.metaformer import MAX_DEPTH
 from linnaeus_jax.models.transformer import ATTN_DROP_KINDS, ATTN_IMPLS, TransformerStage, check_attn_impl
 from linnaeus_jax.models.vit_parts import (
     POSITIONS,
@@ -124,33 +124,38 @@ class ViT(ModelFamily):
 
     defaults: ClassVar = {"drop_rate": 0.0, "attn_drop_rate": 0.0, "drop_path_rate": 0.0}
 
+    choices: ClassVar = {
+        "activation": ACTIVATIONS,
+        "positions": POSITIONS,
+        "rope": ROPES,
+        "sub_norm": SUB_NORMS,
+        "pool": POOLS,
+        "norm": NORMS,
+        "attn_impl": ATTN_IMPLS,
+        "attn_drop_kind": ATTN_DROP_KINDS,
+    }
+
     @classmethod
-    def build(cls, model: Mapping[str, Any], **given: Any) -> Self:
-        """See `ModelFamily.build`; dropout and drop path are off unless they are set."""
-        fields = cls.settings(model)
-        for field in ("drop_rate", "attn_drop_rate"):
-            fields[field] = float(fields[field][0] if isinstance(fields[field], Sequence) else fields[field])
-        built = cls(**fields, **given)
-        if errors := list(built.errors()):
-            raise InputError("\n".join(errors))
-        return built
+    def completed(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """See `ModelFamily.completed`; dropout and drop path are off unless they are set."""
+        rates = {field: fields[field] for field in ("drop_rate", "attn_drop_rate")}
+        firsts = {field: float(x[0] if isinstance(x, Sequence) else x) for field, x in rates.items()}
+        return {**fields, **firsts}
 
     @nn.nowrap
     def errors(self) -> Iterator[str]:
-        """What cannot work, one line each with key, value and fix."""
-        choices: dict[str, Collection[str]] = {
-            "activation": ACTIVATIONS,
-            "positions": POSITIONS,
-            "rope": ROPES,
-            "sub_norm": SUB_NORMS,
-            "pool": POOLS,
-            "norm": NORMS,
-        }
-        wrong = {
-            field: f"is unknown; choose one of {', '.join(word or repr(word) for word in words)}"
-            for field, words in choices.items()
-            if getattr(self, field) not in words
-        }
+        """See `ModelFamily.errors`."""
+        yield from super().errors()
+        if min(self.img_size) < self.patch_size:
+            yield (
+                f"data.img_size = {self.img_size[0]} is out of range; it must be {self.patch_size} or more, the side "
+                "of a patch"
+            )
+
+    @nn.nowrap
+    def wrong_settings(self) -> dict[str, str]:
+        """See `ModelFamily.wrong_settings`."""
+        wrong = super().wrong_settings()
         sizes = ("patch_size", "dim", "depth", "num_heads", "hidden", "rope_grid")
         least = {**dict.fromkeys(sizes, 1), "registers": 0}
         for field, low in least.items():
@@ -171,24 +176,7 @@ class ViT(ModelFamily):
             wrong["placed_tokens"] = f"must be 0 to {self.prefix_tokens}, the class token and the registers"
         if self.pool == "token" and not self.class_token:
             wrong["pool"] = "needs model.vit.class_token; use 'avg' or 'map'"
-        for field, text in wrong.items():
-            yield f"model.vit.{field} = {getattr(self, field)!r} {text}"
-        if self.missing_metadata not in MISSING_METADATA:
-            yield (
-                f"model.missing_metadata = {self.missing_metadata!r} is unknown; choose one of "
-                f"{', '.join(MISSING_METADATA)}"
-            )
-        for field in ("drop_rate", "attn_drop_rate", "drop_path_rate"):
-            if not 0.0 <= getattr(self, field) < 1.0:
-                yield f"model.{field} = {getattr(self, field)!r} is out of range; it must be within [0, 1)"
-        for field, words in {"attn_impl": ATTN_IMPLS, "attn_drop_kind": ATTN_DROP_KINDS}.items():
-            if getattr(self, field) not in words:
-                yield f"model.{field} = {getattr(self, field)!r} is unknown; choose one of {', '.join(words)}"
-        if min(self.img_size) < self.patch_size:
-            yield (
-                f"data.img_size = {self.img_size[0]} is out of range; it must be {self.patch_size} or more, the side "
-                "of a patch"
-            )
+        return wrong
 
     @property
     def prefix_tokens(self) -> int:

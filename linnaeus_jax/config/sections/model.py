@@ -49,7 +49,7 @@ MODEL = dict(
     missing_metadata=key(
         "zero",
         "zero: missing metadata become the token of a zero vector; mask: their token is not attended to",
-        choices="linnaeus_jax.models.metaformer:MISSING_METADATA",
+        choices="linnaeus_jax.models.settings:MISSING_METADATA",
         refused_elsewhere=True,
     ),
     metadata_fusion=key(
