@@ -122,13 +122,6 @@ def test_golden_numbers_cos_only(golden, cfg, params, inputs):
     check_golden(golden, cfg, watched_gradients(model, params, inputs, optimized), "cos")
 
 
-def test_all_parameters_get_finite_gradients(rotary_run):
-    zero = [name for name, _, leaf in named_leaves(rotary_run[1]) if not np.any(np.asarray(leaf))]
-    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(rotary_run[1]))
-    # The fixture's last row has no metadata, the first one has; everything but the dead bias must move.
-    assert set(zero) <= {"aggregate.bias"}
-
-
 @pytest.mark.slow
 def test_statistics_can_be_sown_under_jit_grad_remat_and_scan(cfg, params, inputs):
     model = golden_model(cfg, remat=True, scan_layers=True)
@@ -225,19 +218,6 @@ def test_drop_path_keeps_the_expectation():
     np.testing.assert_allclose(scales.mean(axis=2), 1.0, atol=0.06)
     np.testing.assert_allclose((scales == 0).mean(axis=2)[:, 0], [0.0, 0.25, 0.5], atol=0.03)
     assert not np.array_equal(scales[1, 0], scales[1, 1])
-
-
-@pytest.mark.slow
-def test_tiny_trains_at_any_size():
-    model = tiny(drop_path_rate=0.1)
-    image = jax.random.normal(jax.random.key(1), (2, 48, 40, 3))
-    params = initial_variables(model, jax.random.key(0))["params"]
-    (loss, logits), grads = value_and_grad(
-        model, params, (image, None), train=True, rngs={"drop_path": jax.random.key(2)}
-    )
-    assert {task: x.shape for task, x in logits.items()} == {task: (2, n) for task, n in TASKS.items()}
-    assert np.isfinite(loss)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
 @pytest.mark.slow

@@ -50,14 +50,6 @@ def case(request):
     return Case(request.param)
 
 
-def test_masked_values_have_no_influence_and_valid_ones_have(case):
-    valid = [[True, False], [False, True]]
-    other = case.meta + np.asarray([[0, 0, 5, 5, 5], [-7, 7, 0, 0, 0]], np.float32)
-    first = case("mask", case.meta, valid)
-    np.testing.assert_array_equal(first, case("mask", other, valid))
-    assert np.abs(first - case("mask", case.meta + 1, valid)).max(axis=1).min() > 1e-3
-
-
 def test_with_everything_valid_both_modes_are_the_same(case):
     expected = case("zero", case.meta, [[True, True]] * 2)
     np.testing.assert_array_equal(case("zero", case.meta, [[True, False], [False, False]]), expected)

@@ -11,16 +11,12 @@ from linnaeus_jax.models import MFormerV1, ModelFamily, names
 from linnaeus_jax.models.mformer_v1 import STAGES
 from linnaeus_jax.registry import MODELS
 from tests.models.builds import build
+from tests.models.golden import shapes
 
 
 def make(**settings):
     defaults = {"components": (("TEMPORAL", 2),), "num_classes": {"taxa_L10": 3, "taxa_L20": 2}, "img_size": 32}
     return build(**{**defaults, **settings})
-
-
-def shapes(model):
-    image = jax.ShapeDtypeStruct((1, *model.img_size, 3), jnp.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), image)["params"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +26,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def tree(model):
-    return shapes(model)
+    return shapes(model)["params"]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +34,19 @@ def table(model):
     return names.parameter_table(model)
 
 
-def test_names_and_shapes_are_those_of_torch(fixtures):
+@pytest.mark.parametrize("family", ["mFormerV1", "mFormerV0"])
+def test_names_and_shapes_are_those_of_torch(fixtures, family):
+    """Running statistics too; what is left out follows from the sizes, or counts batches."""
     golden = json.loads((fixtures / "models_torch_names.json").read_text())
-    components = [(name, dim) for name, dim, _ in golden["meta"]]
-    tree = shapes(make(variant="sm", components=components, num_classes=golden["num_classes"]))
-    ours = {}
-    for name, path, leaf in names.named_leaves(tree):
-        ours[name] = list(names.to_torch_layout(path, np.broadcast_to(np.float32(0), leaf.shape)).shape)
-    assert ours == golden["mFormerV1_sm"]
+    sizes = {key: golden[key] for key in ("num_classes", "img_size")}
+    model = make(type=family, variant="sm", components=[(name, dim) for name, dim, _ in golden["meta"]], **sizes)
+    ours = {
+        name: list(names.to_torch_layout(path, np.broadcast_to(np.float32(0), leaf.shape)).shape)
+        for tree in shapes(model).values()
+        for name, path, leaf in names.named_leaves(tree)
+    }
+    left_out = ("num_batches_tracked", "relative_position_index")
+    assert ours == {name: shape for name, shape in golden[f"{family}_sm"].items() if not name.endswith(left_out)}
 
 
 def test_layout_round_trip(tree):
