@@ -113,26 +113,24 @@ class _Fields:
             raise UserError(f"{self.path}: {where} = {shown} is not {form}; fetch it anew, or mend or remove it")
         return value
 
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.tree.get(key)
+        return default if value is None else value
+
     def section(self, key: str) -> _Fields:
         """A part of it, empty where it is missing."""
-        value = self.tree.get(key)
-        return _Fields(self.path, {} if value is None else value, f"{self.name}.{key}".lstrip("."))
+        return _Fields(self.path, self._value(key, {}), f"{self.name}.{key}".lstrip("."))
 
     def text(self, key: str) -> str:
-        value = self.tree.get(key)
-        return str(
-            self._checked(key, "" if value is None else value, value is None or isinstance(value, str), "a text")
-        )
+        value = self._value(key, "")
+        return str(self._checked(key, value, isinstance(value, str), "a text"))
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.tree.get(key)
-        return bool(
-            self._checked(key, default if value is None else value, value in (None, True, False), "true or false")
-        )
+        value = self._value(key, default)
+        return bool(self._checked(key, value, value in (True, False), "true or false"))
 
     def number(self, key: str, default: float, low: float, high: float) -> float:
-        value = self.tree.get(key)
-        value = default if value is None else value
+        value = self._value(key, default)
         fits = _number(value) and low < value <= high
         return float(self._checked(key, value, fits, f"a number above {low:g} and at most {high:g}"))
 
@@ -144,16 +142,15 @@ class _Fields:
 
     def channels(self, key: str, default: tuple[float, ...], *, positive: bool = False) -> tuple[float, ...]:
         """One number for each of three channels."""
-        value = self.tree.get(key)
-        value = list(default) if value is None else [value] * 3 if _number(value) else value
+        value = self._value(key, list(default))
+        value = [value] * 3 if _number(value) else value
         fits = isinstance(value, list) and len(value) == 3 and all(map(_number, value))
         fits = fits and (not positive or min(value) > 0)
         form = f"three numbers{' above 0' if positive else ''}, one for each of red, green and blue"
         return tuple(float(each) for each in self._checked(key, value, fits, form))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        value = self.tree.get(key)
-        value = [] if value is None else value
+        value = self._value(key, [])
         fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
         return tuple(self._checked(key, value, fits, "a list of texts"))
 
