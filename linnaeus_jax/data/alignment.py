@@ -10,7 +10,6 @@ What only one side has is not compared.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import zlib
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.hdf5 import open_hdf5
 from linnaeus_jax.data.images import EncodedImages, ImageReadError, ImageSource
-from linnaeus_jax.data.labels import read_identifiers, read_identifiers_digest
+from linnaeus_jax.data.labels import read_identifiers_digest
 from linnaeus_jax.data.labels_file import attribute, json_attribute, open_labels, text_of, validated_dataset, values_of
 from linnaeus_jax.mistakes import InputError
 
@@ -113,9 +112,6 @@ def _has_identifiers_of(path: Path, labels: str) -> bool:
         stored = text_of(attribute(file, IDENTIFIERS_DIGEST, ""))
     if stored:
         return stored == read_identifiers_digest(labels)
-    if stored := provenance(path).get("identifiers_sha256", ""):  # of a file packed by an earlier version
-        lines = "".join(f"{text}\n" for text in read_identifiers(labels))
-        return stored == hashlib.sha256(lines.encode()).hexdigest()
     log.info("%s: no digest of identifiers: that its rows are those of %s is not checked", path, labels)
     return True
 

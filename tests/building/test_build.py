@@ -224,10 +224,10 @@ def test_what_a_power_failure_took_is_read_again(pictures, whole, tmp_path, monk
     assert contents(out) == contents(whole[form])
 
 
-def test_a_journal_of_an_earlier_version_goes_on(tmp_path):
+def test_a_journal_goes_on_behind_the_last_batch_that_is_whole(tmp_path):
     outcomes = [Outcome("a", 3), Outcome(reason="unreadable picture", detail="x")]
     journal = tmp_path / "journal.jsonl"
-    journal.write_text(json.dumps([list(outcome) for outcome in outcomes]) + "\n")
+    Journal(journal).add(outcomes, zlib.crc32(b"abc"))
     pixels = tmp_path / "pixels"
     pixels.write_bytes(bytes(DATA_OFFSET) + b"abc")
     Journal.load(journal, 3, pixels).add([Outcome("b", 2)], 0)

@@ -13,8 +13,6 @@ from linnaeus_jax.building.pack import PackOptions, pack
 from linnaeus_jax.building.scan.pictures import PictureChecks
 from linnaeus_jax.building.scan.verify import verify_labels
 from linnaeus_jax.building.steps.build import build, build_shard, merge
-from linnaeus_jax.building.steps.finish import finish_rows, labels_content
-from linnaeus_jax.building.steps.pixels import Journal
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.image_checks import CHECKSUMS, picture_sample, sample_differences
 from linnaeus_jax.data.image_sources import open_images
@@ -149,12 +147,3 @@ def test_generated_sets_of_two_seeds(tmp_path):
     assert len(opened(tmp_path / "1/labels.h5", tmp_path / "1/images.h5", MIN_ROWS)) == MIN_ROWS
     with pytest.raises(ValueError, match=f"{MIN_ROWS} of {MIN_ROWS} images"):
         opened(tmp_path / "1/labels.h5", tmp_path / "2/images.h5", MIN_ROWS)
-
-
-def test_a_build_that_an_earlier_version_began(cameras, tmp_path):
-    """Its journal has no checksums of files: nothing is said of them."""
-    journal = '{"crc32": 0, "outcomes": [["d%d", 10, "", ""]]}\n'
-    (tmp_path / "journal").write_text("".join(journal % i for i in range(COUNT)))
-    outcomes = Journal.load(tmp_path / "journal").outcomes
-    made = plan(cameras / "one", "original")
-    assert labels_content(made, finish_rows(made, outcomes)).checksums == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import zlib
 from pathlib import Path
@@ -19,7 +18,7 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import image_checks
 from linnaeus_jax.data.image_sources import open_images
 from linnaeus_jax.data.images import ImageFiles
-from linnaeus_jax.data.labels import LabelTable, read_identifiers, read_identifiers_digest
+from linnaeus_jax.data.labels import LabelTable, read_identifiers_digest
 from linnaeus_jax.reading.labelled_pictures import open_pictures
 from tests.building.samples import ROWS, pixels, replace, write_clean, write_folder
 from tests.data.helpers import SIDE_32
@@ -130,21 +129,6 @@ def test_files_that_say_nothing_are_accepted_and_named(labels, tmp_path, caplog)
     found = verify_labels(labels, pictures=PictureChecks(tmp_path / "images.h5"))
     assert found.is_clean(strict=True)
     assert {"alignment", "checksums"} <= {finding.check for finding in found.findings}
-
-
-def test_a_file_packed_by_an_earlier_version(labels, tmp_path):
-    """It holds another digest, of lines, in its provenance."""
-    images = tmp_path / "images.h5"
-    pack(labels, write_folder(tmp_path / "folder"), images, PackOptions())
-    with h5py.File(images, "r+") as file:
-        del file.attrs["sha256_of_identifiers"]
-        digest = hashlib.sha256("".join(f"{text}\n" for text in read_identifiers(str(labels))).encode()).hexdigest()
-        file.attrs["provenance"] = f'{{"identifiers_sha256": "{digest}"}}'
-    assert len(open_pictures(images, labels, None)) == ROWS
-    with h5py.File(images, "r+") as file:
-        file.attrs["provenance"] = '{"identifiers_sha256": "0"}'
-    with pytest.raises(UserError, match="belongs to other identifiers"):
-        open_pictures(images, labels, None)
 
 
 def test_the_digest_of_some_rows(labels, tmp_path):

@@ -242,8 +242,7 @@ def close_images(path: Path, options: BuildOptions, outcomes: Sequence[Outcome])
     finish_file(path, IMAGE_BYTES, (sum(sizes),))
     with open_hdf5(path, "r+") as file:
         file[IMAGE_OFFSETS] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        if all(outcome.crc for outcome in used):  # the journal of an earlier version has none
-            write_checksums(file, (outcome.crc for outcome in used))
+        write_checksums(file, (outcome.crc for outcome in used))
 
 
 @contextlib.contextmanager

@@ -174,11 +174,11 @@ def finish_rows(plan: BuildPlan, outcomes: Sequence[Outcome]) -> Finished:
 
 
 def _checksums(plan: BuildPlan, used: Sequence[Outcome]) -> dict[str, NDArray[np.uint32]]:
-    """By kind; a kind is left out where the journal of an earlier version has none of it."""
+    """By kind."""
     found = {FILES: [outcome.file_crc for outcome in used]}
     if form := {"raw": PIXELS, "jpeg": STORED}.get(plan.options.images):
         found[form] = [outcome.crc for outcome in used]
-    return {kind: np.array(values, np.uint32) for kind, values in found.items() if all(values)}
+    return {kind: np.array(values, np.uint32) for kind, values in found.items()}
 
 
 def _details(plan: BuildPlan, outcomes: Sequence[Outcome], failed: NDArray[np.int64]) -> tuple[list[str], list[str]]:

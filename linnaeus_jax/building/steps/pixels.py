@@ -161,7 +161,7 @@ class Journal:
                 if not batch or (most_bytes is not None and journal.written + stored > most_bytes):
                     break
                 found = None if data is None else crc32_of(data, stored)
-                if data is not None and (found is None or checksum not in (None, found)):
+                if data is not None and (found is None or found != checksum):
                     break
                 journal.outcomes += batch
                 journal.written += stored
@@ -179,13 +179,9 @@ class Journal:
 
 
 def _batch_of(entry: Any) -> tuple[list[Outcome], int | None]:
-    """Outcomes and checksum of an entry of the journal; no outcomes where it is none.
-
-    Earlier versions wrote the outcomes alone.
-    """
+    """Outcomes and checksum of an entry of the journal; no outcomes where it is none."""
     try:
-        listed, checksum = (entry["outcomes"], entry["crc32"]) if isinstance(entry, dict) else (entry, None)
-        return [Outcome(*each) for each in listed], checksum
+        return [Outcome(*each) for each in entry["outcomes"]], entry["crc32"]
     except (KeyError, TypeError):
         return [], None
 
