@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -12,12 +11,32 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import Pixels
-from linnaeus_jax.reading.boxes import Box, BoxFile
 from linnaeus_jax.reading.text import printable
 
 #: said of a box of which more than a pixel lies outside of the picture
 CLIPPED = "the box reaches beyond the picture and was clipped"
 WITHOUT = ("whole", "skip")
+#: size of a picture of which boxes are shares
+RELATIVE = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a picture.
+
+    Attributes:
+      number: its place among all boxes of the picture in the file, from 1.
+      place: left, top, width and height, of the upright picture.
+      confidence: of the detector, 0 to 1; None where none is given.
+      category: name of what is in it; "" where none is given.
+      scale: (width, height) of the picture in the unit of `place`: 1, 1 for shares of it; None: pixels.
+    """
+
+    number: int
+    place: tuple[float, float, float, float]
+    confidence: float | None = None
+    category: str = ""
+    scale: tuple[float, float] | None = RELATIVE
 
 
 class BoxError(ValueError):
@@ -64,28 +83,13 @@ class Cut:
         except TypeError as error:
             raise UserError(f"{str(fields)[:100]} are no settings of boxes: {error}") from None
 
-    def choose(self, found: BoxFile) -> tuple[dict[str, list[Box]], Counter[str]]:
-        """The boxes that are taken of every picture that the file names, and why others are not -> how many.
-
-        Raises:
-          UserError: categories that the file does not name.
-        """
-        names = set(found.categories.values())
-        if unknown := [name for name in self.categories if name not in names]:
-            known = f"it has {printable(', '.join(sorted(names)))}" if names else "it names none"
-            raise UserError(f"--box-categories {unknown[0]}: {found.path} names no such category; {known}")
-        left: Counter[str] = Counter()
-        taken: dict[str, list[Box]] = {}
-        for name, boxes in found.boxes.items():
-            kept = taken[name] = []
-            for box in boxes:
-                if self.categories and box.category not in self.categories:
-                    left["they are of other categories"] += 1
-                elif box.confidence is not None and box.confidence < self.confidence:
-                    left[f"their confidence is below {self.confidence:g}"] += 1
-                else:
-                    kept.append(box)
-        return taken, left
+    def leaves_out(self, box: Box) -> str:
+        """Why a box is not taken, of such boxes; "" where it is."""
+        if self.categories and box.category not in self.categories:
+            return "they are of other categories"
+        if box.confidence is not None and box.confidence < self.confidence:
+            return f"their confidence is below {self.confidence:g}"
+        return ""
 
     def region(self, box: Box, size: tuple[int, int]) -> tuple[slice, slice, tuple[str, ...]]:
         """Rows and columns of the upright picture that are cut out, at least one pixel of each, and notes.
@@ -139,6 +143,29 @@ def differing(one: Cut, other: Cut) -> list[str]:
     return [f"{name} {a}, not {b}" for (name, a), b in pairs if a != b and name != "without"]
 
 
+def box_object(box: Box | None) -> dict[str, Any] | None:
+    """As JSON types; None where all of the picture is seen."""
+    if box is None:
+        return None
+    return {"number": box.number, "confidence": box.confidence, "category": box.category, "bbox": list(box.place)}
+
+
+def seen_of(boxes: Sequence[Box], cut: Cut) -> list[tuple[Box | None, str]]:
+    """What is seen of a picture: its boxes, each with why it is not, "" where it is; and None, all of it, where none
+    is."""
+    found: list[tuple[Box | None, str]] = [
+        (box, f"boxes are left out where {why}" if (why := cut.leaves_out(box)) else "") for box in boxes
+    ]
+    return found if any(not why for _, why in found) else [*found, (None, "")]
+
+
+def answering(scored: Sequence[tuple[Box | None, float]]) -> int:
+    """The place of the box that answers for its picture: that with the largest product of the detector's confidence, 1
+    where there is none, and the probability of the path's finest taxon; of equal ones the first."""
+    scores = [p * (1.0 if box is None or box.confidence is None else box.confidence) for box, p in scored]
+    return scores.index(max(scores))
+
+
 def of_facts(facts: Mapping[str, Any]) -> Cut | None:
     """How boxes were cut for the training of a model, by the facts of its bundle; None: not, or not known."""
     return Cut.from_json(facts["boxes"]) if "boxes" in facts else None
@@ -158,22 +185,6 @@ def from_training(cut: Cut | None, stored: Cut | None, advice: str = "give --box
         return f"the model was trained on boxes cut from pictures, and whole ones look different to it; {advice}"
     others = "; ".join(differing(cut, stored))
     return f"boxes are taken otherwise than for the training of the model: {others}" if others else ""
-
-
-def said(found: BoxFile, left: Mapping[str, int], absent: Sequence[str] = ()) -> list[str]:
-    """What a file holds that is not used, one line each.
-
-    Args:
-      left: of `Cut.choose`.
-      absent: names of pictures that are not there.
-    """
-    lines = found.said()
-    if left:
-        reasons = "; ".join(f"{count:,}, since {reason}" for reason, count in left.items())
-        lines.append(f"{found.path.name}: {sum(left.values()):,} boxes are not taken: {reasons}")
-    if absent:
-        lines.append(f"{found.path} names {len(absent):,} pictures that are not given: {some_names(absent)}")
-    return lines
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -12,14 +12,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.reading import schema
+from linnaeus_jax.reading.box_cuts import RELATIVE, Box, Cut, some_names
 from linnaeus_jax.reading.columns import USUAL_NAMES, Links, plain
 from linnaeus_jax.reading.metadata import with_decimal_point
 from linnaeus_jax.reading.table import TextOptions, read_linked
@@ -36,7 +39,6 @@ NO_AREA = "their width or height is not above 0"
 OUTSIDE = "they lie outside of the picture"
 NO_CONFIDENCE = "their confidence is no number from 0 to 1"
 NO_CATEGORY = "the file does not name their category"
-_RELATIVE = (1.0, 1.0)
 #: column of a table -> usual names, see `columns.plain`
 _COLUMNS = {
     "file": " ".join((schema.PICTURE, *USUAL_NAMES[schema.PICTURE])),
@@ -48,25 +50,6 @@ _COLUMNS = {
     "category": "category label class box_category",
 }
 _PLACE = ("x", "y", "width", "height")
-
-
-@dataclass(frozen=True)
-class Box:
-    """A box of a picture.
-
-    Attributes:
-      number: its place among all boxes of the picture in the file, from 1.
-      place: left, top, width and height, of the upright picture.
-      confidence: of the detector, 0 to 1; None where none is given.
-      category: name of what is in it; "" where none is given.
-      scale: (width, height) of the picture in the unit of `place`: 1, 1 for shares of it; None: pixels.
-    """
-
-    number: int
-    place: tuple[float, float, float, float]
-    confidence: float | None = None
-    category: str = ""
-    scale: tuple[float, float] | None = _RELATIVE
 
 
 @dataclass
@@ -105,34 +88,42 @@ class BoxFile:
         place: Any,
         confidence: Any,
         category: str | None,
-        scale: tuple[float, float] | None = _RELATIVE,
+        scale: tuple[float, float] | None = RELATIVE,
     ) -> None:
         """Appends a box to those of its picture, or counts why it cannot be used; a `category` of None is unknown."""
-        numbers = finite(place)
-        if numbers is None:
-            self.faults[NO_PLACE] += 1
-        elif not (numbers[2] > 0 and numbers[3] > 0):
-            self.faults[NO_AREA] += 1
-        elif scale is not None and not all(
-            start < most and start + length > 0 for start, length, most in zip(numbers[:2], numbers[2:], scale)
-        ):
-            self.faults[OUTSIDE] += 1
-        elif confidence is not None and not (finite([confidence]) and 0 <= confidence <= 1):
-            self.faults[NO_CONFIDENCE] += 1
-        elif category is None:
-            self.faults[NO_CATEGORY] += 1
+        box = _box(number, place, confidence, category, scale)
+        if isinstance(box, Box):
+            boxes.append(box)
         else:
-            left, top, width, height = numbers
-            known = None if confidence is None else float(confidence)
-            text = category.encode("utf-8", "replace").decode()  # JSON may hold half a character, which no table can
-            boxes.append(Box(number, (left, top, width, height), known, text, scale))
+            self.faults[box] += 1
 
-    def said(self) -> list[str]:
-        """The warnings, and what is left out, one line each."""
+    def taken(self, cut: Cut) -> tuple[dict[str, list[Box]], Counter[str]]:
+        """The boxes that are taken of every picture that the file names, and why others are not -> how many.
+
+        Raises:
+          UserError: categories that the file does not name.
+        """
+        names = set(self.categories.values())
+        if unknown := [name for name in cut.categories if name not in names]:
+            known = f"it has {printable(', '.join(sorted(names)))}" if names else "it names none"
+            raise UserError(f"--box-categories {unknown[0]}: {self.path} names no such category; {known}")
+        left = Counter(why for boxes in self.boxes.values() for box in boxes if (why := cut.leaves_out(box)))
+        return {name: [box for box in boxes if not cut.leaves_out(box)] for name, boxes in self.boxes.items()}, left
+
+    def said(self, left: Mapping[str, int] | None = None, absent: Sequence[str] = ()) -> list[str]:
+        """The warnings, and what the file holds that is not used, one line each.
+
+        Args:
+          left: of `taken`.
+          absent: names of pictures that are not there.
+        """
         lines = [*self.warnings]
-        if self.faults:
-            reasons = "; ".join(f"{count:,}, since {reason}" for reason, count in self.faults.most_common())
-            lines.append(f"{self.path.name}: {self.faults.total():,} boxes are left out: {reasons}")
+        for what, why in (("left out", dict(self.faults.most_common())), ("not taken", left or {})):
+            if why:
+                reasons = "; ".join(f"{count:,}, since {reason}" for reason, count in why.items())
+                lines.append(f"{self.path.name}: {sum(why.values()):,} boxes are {what}: {reasons}")
+        if absent:
+            lines.append(f"{self.path} names {len(absent):,} pictures that are not given: {some_names(absent)}")
         return lines
 
     def match(self, pictures: Sequence[tuple[str, str]]) -> list[str | None]:
@@ -168,16 +159,68 @@ class BoxFile:
         return found
 
 
+def _box(
+    number: int, place: Any, confidence: Any, category: Any, scale: tuple[float, float] | None = RELATIVE
+) -> Box | str:
+    """A box, or why it cannot be used."""
+    numbers = finite(place)
+    if numbers is None:
+        return NO_PLACE
+    left, top, width, height = numbers
+    if not (width > 0 and height > 0):
+        return NO_AREA
+    edges = zip((left, top), (width, height), scale or ())
+    if not all(start < most and start + length > 0 for start, length, most in edges):
+        return OUTSIDE
+    if confidence is not None and not (finite([confidence], 1) and 0 <= confidence <= 1):
+        return NO_CONFIDENCE
+    if not isinstance(category, str):
+        return NO_CATEGORY
+    known = None if confidence is None else float(confidence)
+    text = category.encode("utf-8", "replace").decode()  # JSON may hold half a character, which no table can
+    return Box(number, (left, top, width, height), known, text, scale)
+
+
+def given_boxes(given: Sequence[Any], cut: Cut) -> list[Box]:
+    """The boxes that are given with one picture, numbered from 1.
+
+    Args:
+      given: of each its left, top, width and height as shares of the upright picture; a detection of MegaDetector or
+        SpeciesNet, which holds them as "bbox", perhaps with "conf" and "category" or "label"; or a `Box`.
+      cut: how they will be taken.
+
+    Raises:
+      UserError: one that cannot be used, by its number and value.
+    """
+    found = []
+    for number, one in enumerate(given, 1):
+        said = one if isinstance(one, Mapping) else {"bbox": one}
+        place, name = said.get("bbox"), said.get("label", said.get("category", ""))
+        place = place.tolist() if isinstance(place, np.ndarray) else place
+        box = one if isinstance(one, Box) else _box(number, place, said.get("conf"), name)
+        box = "their category is no text" if box == NO_CATEGORY else box
+        if unknown := said.keys() - {"bbox", "conf", "category", "label", "classifications"}:
+            box = f"they have other keys than bbox, conf, category and label, such as {min(map(str, unknown))[:100]}"
+        if isinstance(box, Box):
+            box = replace(box, category=CATEGORIES.get(box.category, box.category))
+            if not box.category and cut.categories:
+                box = f"they have no category, and only {', '.join(cut.categories)} is taken"
+        if not isinstance(box, Box):
+            raise UserError(f"box {number} is {printable(repr(one)[:100])}; boxes are refused where {box}")
+        found.append(box)
+    return found
+
+
 def path_of(name: str) -> str:
     """A path as the file has it, with "/" between folders."""
     return re.sub(r"^(\./)+", "", name.replace("\\", "/"))
 
 
-def finite(values: Any) -> list[float] | None:
-    """Four numbers, or as many as are given, as floats; None where one is no finite number."""
-    if not isinstance(values, (list, tuple)) or len(values) not in (1, 4):
+def finite(values: Any, count: int = 4) -> list[float] | None:
+    """Four numbers, or as many as are asked for, as floats; None where one is no finite number."""
+    if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
-    if any(type(value) not in (int, float) for value in values):
+    if any(not isinstance(value, Real) or isinstance(value, bool) for value in values):
         return None
     try:
         numbers = [float(value) for value in values]
@@ -375,7 +418,7 @@ def _of_table(path: Path, columns: Mapping[str, str], units: str | None) -> BoxF
         found.warnings.append(f"{path.name}: by its numbers the unit of its boxes is {units}; --box-units says another")
     elif units not in UNITS:
         raise UserError(f"--box-units is {units!r}; choose one of {', '.join(UNITS)}")
-    scale = _RELATIVE if units == UNITS[0] else None
+    scale = RELATIVE if units == UNITS[0] else None
     counts: Counter[str] = Counter()
     for row in whole.iter_rows(named=True):
         key = path_of(row["file"])

@@ -21,8 +21,8 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.labels_file import box_settings
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.reading.box_cuts import Cut, from_training
-from linnaeus_jax.reading.boxes import Box, BoxFile, read_boxes
+from linnaeus_jax.reading.box_cuts import Box, Cut, from_training
+from linnaeus_jax.reading.boxes import BoxFile, read_boxes
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.helpers import rows_of, write_pictures
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.reading.box_cuts import CLIPPED, BoxError, Cut
-from linnaeus_jax.reading.boxes import Box, BoxFile, read_boxes
+from linnaeus_jax.reading.box_cuts import CLIPPED, Box, BoxError, Cut
+from linnaeus_jax.reading.boxes import BoxFile, read_boxes
 
 NAMES = {"1": "animal", "2": "person"}
 
@@ -63,7 +63,7 @@ def test_boxes_that_cannot_be_used_are_counted_by_their_reason(tmp_path):
         *(detection(*place) for place in ((1.2, 0, 0.1, 0.1), (0, -0.5, 0.1, 0.5))),
         *(detection(*place) for place in ((0, 0, 0, 0.1), (0, 0, 0.1, -0.1), (0, 0, -1e-300, 0.1))),
         *(detection(*place) for place in ((0, 0, 1), ("0", 0, 1, 1), (0, 0, 1, math.nan), (0, 0, 1, math.inf))),
-        *(detection(*place) for place in ((0, 0, 1, 10**400), (True, 0, 1, 1))),
+        *(detection(*place) for place in ((0, 0, 1, 10**400), (True, 0, 1, 1), (0.5,))),
         {"category": "1", "conf": 0.5},
         "no detection",
         *(detection(0, 0, 1, 1, conf=conf) for conf in (math.nan, -0.1, 1.1, "0.5", None)),
@@ -74,7 +74,7 @@ def test_boxes_that_cannot_be_used_are_counted_by_their_reason(tmp_path):
     found = of(path, *bad)
     assert [box.number for box in found.boxes["a.jpg"]] == [len(bad)]
     assert found.said() == [
-        "b.json: 23 boxes are left out: 8, since their place is not four finite numbers; 6, since their confidence is "
+        "b.json: 24 boxes are left out: 9, since their place is not four finite numbers; 6, since their confidence is "
         "no number from 0 to 1; 4, since the file does not name their category; 3, since their width or height is not "
         "above 0; 2, since they lie outside of the picture"
     ]
@@ -218,14 +218,14 @@ def test_tables(tmp_path):
 def test_which_boxes_are_taken(tmp_path):
     boxes = [detection(0, 0, 1, 1, conf=conf, category=kind) for conf, kind in ((0.1, "1"), (0.2, "1"), (0.9, "2"))]
     found = of(tmp_path / "b.json", *boxes)
-    taken, left = Cut().choose(found)
+    taken, left = found.taken(Cut())
     assert [box.number for box in taken["a.jpg"]] == [2, 3]
     assert dict(left) == {"their confidence is below 0.2": 1}
-    taken, left = Cut(categories=("animal",), confidence=0).choose(found)
+    taken, left = found.taken(Cut(categories=("animal",), confidence=0))
     assert [box.number for box in taken["a.jpg"]] == [1, 2]
     assert dict(left) == {"they are of other categories": 1}
     with pytest.raises(UserError, match=r"--box-categories bird: .* names no such category; it has animal, person"):
-        Cut(categories=("bird",)).choose(found)
+        found.taken(Cut(categories=("bird",)))
 
 
 def test_which_picture_a_name_means(tmp_path):

@@ -9,8 +9,8 @@ from dataclasses import astuple, replace
 import polars as pl
 
 from linnaeus_jax.files import json_text
-from linnaeus_jax.reading.box_cuts import Cut, said
-from linnaeus_jax.reading.boxes import Box, BoxFile
+from linnaeus_jax.reading.box_cuts import Box, Cut
+from linnaeus_jax.reading.boxes import BoxFile
 from linnaeus_jax.reading.schema import DETAIL, NO_BOX, OCCURRENCE, OWN_BOX, PICTURE, REASON, SourceRows
 
 #: column of the rows of a source: what `box_of` reads, null where the whole picture is meant
@@ -34,7 +34,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     Raises:
       UserError: names that fit several pictures, or categories that the file does not name.
     """
-    taken, left = cut.choose(found)
+    taken, left = found.taken(cut)
     frame = source.frame.with_row_index("row")
     usable = frame.filter(pl.col(PICTURE).is_not_null() & pl.col(REASON).is_null())
     pictures = usable[PICTURE].to_list()
@@ -56,7 +56,7 @@ def with_boxes(source: SourceRows, found: BoxFile, cut: Cut) -> SourceRows:
     without = int(frame.select(whole.sum()).item())
     if cut.without == "skip":
         frame = _rejected(frame, whole, found)
-    lines = said(found, left, sorted(found.boxes.keys() - set(names)))
+    lines = found.said(left, sorted(found.boxes.keys() - set(names)))
     boxed = frame.filter(pl.col(BOX).is_not_null())[PICTURE]
     done = "used whole" if cut.without == "whole" else "left out"
     lines.append(f"{boxed.len():,} boxes of {boxed.n_unique():,} pictures; {without:,} without a box are {done}")

@@ -24,8 +24,7 @@ from linnaeus_jax.data.image_checks import checksum
 from linnaeus_jax.data.parallel import in_order
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import crc32_of, journal_entries, json_text
-from linnaeus_jax.reading.box_cuts import BoxError, Cut
-from linnaeus_jax.reading.boxes import Box
+from linnaeus_jax.reading.box_cuts import Box, BoxError, Cut
 from linnaeus_jax.reading.paths import read_file
 from linnaeus_jax.reading.schema import DUPLICATE_PICTURE, UNREADABLE_PICTURE
 

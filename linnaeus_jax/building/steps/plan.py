@@ -23,7 +23,7 @@ from linnaeus_jax.building.steps.starter_config import Budget
 from linnaeus_jax.building.steps.taxa import Taxa, chosen_levels, label_rows
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import sha256_of
-from linnaeus_jax.reading.boxes import Box
+from linnaeus_jax.reading.box_cuts import Box
 from linnaeus_jax.reading.schema import DETAIL, LINE, NO_SUCH_PICTURE, PICTURE, REASON, UNCLAIMED, SourceRows
 from linnaeus_jax.reading.text import printable
 

@@ -14,7 +14,7 @@ import polars as pl
 
 from linnaeus_jax.files import replaced_file
 from linnaeus_jax.inference.files.predicting import Job
-from linnaeus_jax.reading.box_cuts import Cut, said, some_names
+from linnaeus_jax.reading.box_cuts import Cut, some_names
 from linnaeus_jax.reading.boxes import BoxFile
 
 
@@ -30,7 +30,7 @@ def boxed(
     Raises:
       UserError: names that fit several pictures, or categories that the file does not name.
     """
-    taken, left = cut.choose(found)
+    taken, left = found.taken(cut)
     places = [os.path.abspath(job.picture.path).replace(os.sep, "/") for job in jobs]
     names = found.match([(place, job.picture.relative) for place, job in zip(places, jobs)])
     result: list[Job] = []
@@ -42,7 +42,7 @@ def boxed(
         whole += not mine
         if not mine and cut.without == "whole":
             result.append(job)
-    lines = said(found, left, [] if part else sorted(found.boxes.keys() - set(names)))
+    lines = found.said(left, [] if part else sorted(found.boxes.keys() - set(names)))
     if unnamed := [job.picture.name for job, name in zip(jobs, names) if name is None]:
         lines.append(f"{len(unnamed):,} of {len(jobs):,} pictures are not in {found.path}: {some_names(unnamed)}")
     done = "answered whole" if cut.without == "whole" else "left out"

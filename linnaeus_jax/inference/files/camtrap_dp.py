@@ -26,7 +26,7 @@ from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.files.prediction_lines import WholeLines
 from linnaeus_jax.reading.archive import Archive
-from linnaeus_jax.reading.boxes import Box
+from linnaeus_jax.reading.box_cuts import Box
 from linnaeus_jax.reading.camtrap_dp import DESCRIPTOR, MACHINE, paths_of, read_package
 
 #: ranks that a described taxon may have

@@ -171,7 +171,7 @@ def _document(found: BoxFile) -> tuple[dict[str, Any], dict[tuple[str, int], dic
         image["detections"] = []
         listed = entry.get("detections")
         for number, each in enumerate(listed if isinstance(listed, list) else [], 1):
-            if isinstance(each, dict) and finite(each.get("bbox")) and (conf := finite([each.get("conf")])):
+            if isinstance(each, dict) and finite(each.get("bbox")) and (conf := finite([each.get("conf")], 1)):
                 detection = {**each, "conf": conf[0]}
                 image["detections"].append(detection)
                 detections[path_of(entry["file"]), number] = detection

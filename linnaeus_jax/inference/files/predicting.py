@@ -22,8 +22,7 @@ from linnaeus_jax.inference.pictures import read_views
 from linnaeus_jax.inference.pooling import Pooling
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import Pixels, run_rows
-from linnaeus_jax.reading.box_cuts import Cut
-from linnaeus_jax.reading.boxes import Box
+from linnaeus_jax.reading.box_cuts import Box, Cut
 from linnaeus_jax.reading.exif import observation_of
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.reading.paths import read_file

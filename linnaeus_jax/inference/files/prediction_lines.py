@@ -24,7 +24,7 @@ from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.prior import said_of_prior
 from linnaeus_jax.inference.results import Taxon, prior_json
-from linnaeus_jax.reading.boxes import Box
+from linnaeus_jax.reading.box_cuts import Box, box_object
 
 UNKNOWN = "unknown"
 #: columns that say what of a picture was seen; empty where all of it was
@@ -258,13 +258,6 @@ def box_cells(box: Box | None) -> list[Any]:
     if box is None:
         return [None] * len(BOX_SCHEMA)
     return [box.number, box.confidence, box.category, *box.place]
-
-
-def box_object(box: Box | None) -> dict[str, Any] | None:
-    """The same for JSON; None where all of the picture was seen."""
-    if box is None:
-        return None
-    return {"number": box.number, "confidence": box.confidence, "category": box.category, "bbox": list(box.place)}
 
 
 def csv_line(cells: Iterable[Any]) -> str:
