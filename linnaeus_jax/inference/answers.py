@@ -333,8 +333,8 @@ class Answers:
         )
 
     def _novel(self, logits: Logits, share: float | None) -> NDArray[np.void]:
-        """Records of `FIELDS`; [0] of pictures that are answered together, which have no features of their own."""
-        if share is None or self.novelty is None or self.novelty.statistics.layer not in logits:
+        """Records of `FIELDS`; [0] where it is not asked for, or there are no features."""
+        if share is None or self.novelty is None or not self.novelty.can_judge(logits):
             return np.zeros(0, FIELDS)
         return self.novelty(logits, share)
 

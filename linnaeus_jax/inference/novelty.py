@@ -12,6 +12,8 @@ Weights and thresholds are fitted on validation rows as they are and with their 
 the columns of the taxon, and of the ancestors that it alone has, count for nothing in the logits, and its mean is
 none of the means. Thresholds are those of `conformal`, for a stated share of false alarms: of pictures of known taxa
 that are called new, and of pictures of left out taxa that are called outside, which are farther away than known ones.
+Several pictures of one thing are judged as one whose logits and distance are the means of theirs. Means vary less, so
+that false alarms are rarer than stated, and so are finds among new taxa that are hard to tell from known ones.
 Letters of shapes: N rows, C classes of a rank, D features, G groups of the statistics.
 """
 
@@ -30,12 +32,14 @@ from linnaeus_jax.inference.bundle.bundle import COARSER, Calibration
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
-from linnaeus_jax.inference.paths import NONE, Logits, log_softmax, some
+from linnaeus_jax.inference.paths import NONE, Logits, log_softmax
 
 KNOWN, NEW, OUTSIDE = KINDS = ("known", "new_below", "outside")
 #: of false alarms, unless asked otherwise; least probability of the taxon that something is new below
 SHARE, BELOW = 0.05, 0.5
 AUTO, OFF = "auto", "off"
+#: in place of features: their squared distance to the nearest mean, float64 [N, 1], see `pooling`
+DISTANCE = "distance"
 #: of a picture: place in `KINDS`; task, class and probability of the taxon that it is new below, -1 without one; scores
 FIELDS = [("kind", "i1"), ("task", "i1"), ("index", "i4"), ("probability", "f8"), ("outside", "f8"), ("known", "f8")]
 #: the least probability of a rank
@@ -60,7 +64,7 @@ class Novelty:
         known, (finest, *coarser) = self.calibration.ranks, self.taxonomy.tasks
         return {finest: np.inf} | {task: known[task] * (COARSER if k else 1.0) for k, task in enumerate(coarser)}
 
-    def inputs(self, logits: Logits, distance_NG: NDArray[np.float64]) -> NDArray[np.float64]:
+    def inputs(self, logits: Logits, distance_NG: NDArray[np.floating]) -> NDArray[np.float64]:
         """float64 [N, 2]: log probability of the best path, and log of the distance to the nearest mean."""
         best = self.paths.of_heads(logits, self.calibration.paths).best
         log_p = np.zeros(len(best))
@@ -79,19 +83,20 @@ class Novelty:
         """A record of `FIELDS` for every row.
 
         Args:
-          logits: task -> float32 [N, C], and the layer of the statistics -> float32 [N, D].
+          logits: task -> float32 [N, C], and the layer of the statistics -> float32 [N, D], or `DISTANCE`.
           share: see `thresholds`.
           every: say of every row below which taxon it would be new.
         """
         outside, least = self.thresholds(share)
-        distance = self.statistics.distances(logits[self.statistics.layer])
+        distance = self.distances(logits)
         found = np.zeros(len(distance), FIELDS)
         found["outside"], found["known"] = distance.min(axis=1), self.known(self.inputs(logits, distance))
         found["kind"] = np.where(found["outside"] > outside, 2, np.where(found["known"] < least, 1, 0))
         found["task"] = found["index"] = -1
         rows = np.arange(len(found)) if every else np.flatnonzero(found["kind"] == 1)
         if len(rows):
-            by_task = self.paths(some(logits, rows), self._coarse).by_task
+            of_ranks = {task: logits[task][rows] for task in self.taxonomy.tasks}
+            by_task = self.paths(of_ranks, self._coarse).by_task
             for place, task in list(enumerate(self.taxonomy.tasks))[:0:-1]:
                 p = by_task[task].copy()
                 p[:, : self.taxonomy.first] = 0.0
@@ -100,6 +105,14 @@ class Novelty:
                 found["task"][rows[sure]], found["index"][rows[sure]] = place, best[sure]
                 found["probability"][rows[sure]] = p[sure, best[sure]]
         return found
+
+    def can_judge(self, logits: Logits) -> bool:
+        """Whether there are features, or what stands for them."""
+        return DISTANCE in logits or self.statistics.layer in logits
+
+    def distances(self, logits: Logits) -> NDArray[np.floating]:
+        """Squared distances [N, G] to the means, or `DISTANCE`."""
+        return logits[DISTANCE] if DISTANCE in logits else self.statistics.distances(logits[self.statistics.layer])
 
     def thresholds(self, share: float) -> tuple[float, float]:
         """The largest distance that is not outside, and the least probability of what is not new.

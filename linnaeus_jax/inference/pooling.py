@@ -24,6 +24,7 @@ from scipy.optimize import minimize_scalar
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.answers import AnswerOptions, Answers
+from linnaeus_jax.inference.novelty import DISTANCE
 from linnaeus_jax.inference.paths import EVIDENCE, Logits, log_softmax
 from linnaeus_jax.inference.pictures import VIEWS
 from linnaeus_jax.inference.prior import PRIOR
@@ -75,7 +76,8 @@ class Pooling:
 
     def terms(self, *logits: Logits) -> NDArray[np.float64]:
         """What is summed of each picture, float64 [N, 2, P]: evidence of the pixels, and what metadata add to it; for
-        the mean the probabilities, and nothing. NaN where logits are not finite.
+        the mean the probabilities, and nothing. NaN where logits are not finite. Where novelty can be judged, more
+        columns hold by what: the logits of all ranks, and the distance of the features.
 
         Args:
           logits: of each view, then where metadata are known of each view without them.
@@ -83,13 +85,27 @@ class Pooling:
         paths, temperature = self.answers.paths, self.answers.calibration.paths
         views = [logits[view :: self.views] for view in range(self.views)]
         with np.errstate(invalid="ignore", over="ignore"):
+            more = np.mean([self._judged_by(of[0]) for of in views], axis=0)
             said = [[log_softmax(paths.scores(each, temperature)) for each in of] for of in views]
             if self.how == MEAN:
                 mean = np.mean([np.exp(of[0]) for of in said], axis=0)
-                return np.stack([mean, np.zeros_like(mean)], axis=1)
+                return _beside(mean, np.zeros_like(mean), more)
             means = (log_softmax(np.mean([of[at] for of in said], axis=0)) for at in (0, -1))  # the last: of the pixels
             every, own = (np.logaddexp(np.log(STRAY), np.log1p(-STRAY) + p - self._log_prior) for p in means)
-            return np.stack([own, every - own], axis=1)
+            return _beside(own, every - own, more)
+
+    def _judged_by(self, logits: Logits) -> NDArray[np.float64]:
+        """float64 [N, K], what `Novelty` takes; [N, 0] where it cannot judge."""
+        novelty = self.answers.novelty
+        if novelty is None or not novelty.can_judge(logits):
+            return np.zeros((len(next(iter(logits.values()))), 0))
+        nearest = novelty.distances(logits).min(axis=1, keepdims=True)
+        return np.concatenate([*(logits[task] for task in self._classes), nearest], axis=1, dtype=np.float64)
+
+    @property
+    def _classes(self) -> dict[str, int]:
+        """Task -> classes of its head."""
+        return self.answers.paths.tree.num_classes
 
     @property
     def _log_prior(self) -> NDArray[np.float64]:
@@ -105,19 +121,30 @@ class Pooling:
     def pooled(
         self, sums: NDArray[np.float64], counts: NDArray[np.integer], dependence: float | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Sums [G, 2, P] of the terms of `counts` [G] pictures, as `Answers` takes them in place of logits.
+        """Sums [G, 2, P] of the terms of `counts` [G] pictures, as `Answers` takes them in place of logits; perhaps
+        with the means of what novelty is judged by.
 
         Args:
           dependence: of the pictures of a group; None: as calibrated.
         """
         count = np.asarray(counts, np.float64)[:, None]
+        sums, more = np.split(sums, [len(self._log_prior)], axis=2)
+        means = dict[str, NDArray[np.float64]]()
+        if more.shape[2]:
+            each = np.split(more.sum(axis=1) / count, np.cumsum([*self._classes.values()]), axis=1)
+            means = dict(zip((*self._classes, DISTANCE), each, strict=True))
         if self.how == MEAN:
-            return {EVIDENCE: np.log(np.maximum(sums[:, 0] / count, LEAST)) - self._log_prior}
+            return {EVIDENCE: np.log(np.maximum(sums[:, 0] / count, LEAST)) - self._log_prior, **means}
         dependence = self.answers.calibration.dependence if dependence is None else dependence
         evidence = sums[:, 0] / (1 + (count - 1) * dependence) + sums[:, 1] / count
         one = np.flatnonzero(count == 1)
         evidence[one] = np.log(np.maximum((np.exp(evidence[one]) - STRAY) / (1 - STRAY), LEAST))
-        return {EVIDENCE: evidence}
+        return {EVIDENCE: evidence, **means}
+
+
+def _beside(first: NDArray[np.float64], second: NDArray[np.float64], more: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[N, 2, P + K] of two [N, P], with [N, K] beside the first and zeros beside the second."""
+    return np.stack([np.hstack([first, more]), np.hstack([second, np.zeros_like(more)])], axis=1)
 
 
 class Sums:

@@ -175,7 +175,7 @@ def answered_together(
         ends = found.ends[begin : bisect.bisect_left(found.ends, first + least) + 1]
         number = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=first)).tolist()
         sums, parts, done, jobs = Sums(number), list[Part[Any]](), 0, found.jobs[first : ends[-1]]
-        for part in over_files(model, model.forward, jobs, answer, pooling=pooling, **how):
+        for part in over_files(model, model.forward_for(options), jobs, answer, pooling=pooling, **how):
             parts.append(part)
             if part.answered is not None:
                 good = [done + place for place, reason in enumerate(part.reasons) if not reason]
