@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,16 +19,17 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
+from linnaeus_jax.inference.boxed_pictures import boxed
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
 from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, layers_of, usual_buckets
 from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
 from linnaeus_jax.inference.paths import EVIDENCE, NOT_FINITE, Logits, NotFiniteError, finite_rows, some
-from linnaeus_jax.inference.pictures import Picture, PictureError, read_views
+from linnaeus_jax.inference.pictures import Picture, PictureError, called, read_views
 from linnaeus_jax.inference.pooling import Pooling, Sums, united
 from linnaeus_jax.inference.prior import Prior, read_prior
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
-from linnaeus_jax.reading.box_cuts import from_training, of_facts
+from linnaeus_jax.reading.box_cuts import Cut, from_training, of_facts
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.step import process
 
@@ -66,6 +68,7 @@ class Model:
         self,
         images: Picture | Iterable[Picture],
         *,
+        boxes: Sequence[Any] | None = None,
         latitude: Any = None,
         longitude: Any = None,
         date: Any = None,
@@ -90,6 +93,9 @@ class Model:
 
         Args:
           images: one picture or several: paths, bytes of files, Pillow images, or uint8 arrays [h, w, 3].
+          boxes: of every picture its boxes, see `given_boxes`, cut out as for the training of the model (`cut`). The
+            prediction of a picture is then that of the box which answers for it, see `answering`, and has those of all
+            as `boxes`; a picture of which no box is taken is answered whole.
           latitude, longitude, date, elevation: one value for all pictures or one for each, see `Observation`; None or
             NaN: unknown.
           components: numbers of metadata components by name, for those that are not computed from the above.
@@ -119,25 +125,43 @@ class Model:
             novelty=novelty,
         )
 
+        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
         known = {"latitude": latitude, "longitude": longitude, "date": date, "elevation": elevation}
+        known |= {"components": components, "together": together}
+        seen = None
+        if boxes is not None:
+            seen = boxed(pictures, [boxes] if _is_one(images) else boxes, self.cut)
+            if together is not None and (gone := set(range(len(pictures))).difference(seen.picture)):
+                name = called(pictures[min(gone)], min(gone))
+                raise UserError(f"{name}: {seen.seen[min(gone)][0][1]}; leave its boxes out, or the picture")
+            each = {name: _each(value, len(pictures), name) for name, value in known.items()}
+            known = {name: [values[number] for number in seen.picture] for name, values in each.items()}
+            known["notes"], pictures = seen.notes, seen.images
+        groups = known.pop("together")
         if together is not None or views != 1:
             pooling = Pooling(model.answers, pool, views)
-            return model._together(images, together, pooling, options, components=components, **known)
+            found = model._together(pictures, groups, pooling, options, **known)
+            return found if seen is None or together is not None else seen.answers(found)
 
         def answer(logits: Logits, encoded: Encoded) -> list[Prediction | None]:
             return model.answered(logits, encoded, lambda z, of: model.answers(z, options, self.inputs(of), of.notes))
 
-        return self._of_all(images, self.forward_for(options), answer, components=components, **known)
+        found = self._of_all(pictures, self.forward_for(options), answer, **known)
+        return found if seen is None else seen.answers(found)
+
+    @property
+    def cut(self) -> Cut:
+        """How boxes are cut out of pictures: as for the training, or as is usual."""
+        return of_facts(self.bundle.facts) or Cut()
 
     def _together(
-        self, images: Picture | Iterable[Picture], together: Any, pooling: Pooling, options: AnswerOptions, **known: Any
+        self, pictures: Sequence[Any], together: Any, pooling: Pooling, options: AnswerOptions, **known: Any
     ) -> list[Prediction]:
         """One prediction per occurrence; raises as `predict`."""
         pooling.check(options)
-        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
         named = _each(together, len(pictures), "together")
         groups = [(number,) if name is None or name != name else name for number, name in enumerate(named)]
-        encoded = self.bundle.encoder.encode(observe(len(pictures), **known))
+        encoded = self._encoded(len(pictures), **known)
         given = by_number(encoded, encoded.without()) if pooling.needs_alone(encoded) else by_number(encoded)
         first = {group: number for number, group in reversed(list(enumerate(groups)))}
         sums, bad, answered = Sums(groups), list[int](), dict[Hashable, Prediction]()
@@ -149,7 +173,7 @@ class Model:
         def finish(numbers: list[int], _: Sequence[Encoded], found: list[Logits]) -> tuple[list[int], NDArray[Any]]:
             return numbers, pooling.terms(*found)
 
-        for numbers, terms in run_rows(self.forward, range(len(pictures)), read, given, finish, threads=1):
+        for numbers, terms in run_rows(self.forward_for(options), range(len(pictures)), read, given, finish, threads=1):
             bad += [number for number, one in zip(numbers, terms) if not np.isfinite(one).all()]
             if whole := sums.add([groups[number] for number in numbers], terms):
                 said = ([of[group] for group in whole] for of in (inputs, notes))
@@ -197,7 +221,8 @@ class Model:
         def vectors(found: Logits, encoded: Encoded) -> list[NDArray[np.float32] | None]:
             return self.answered(found, encoded, lambda one, _: unit(one[layer]) if normalize else one[layer])
 
-        rows = self._of_all(images, forward, vectors, components=components, **known)
+        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
+        rows = self._of_all(pictures, forward, vectors, components=components, **known)
         return np.stack(rows) if rows else np.zeros((0, forward.width(layer)), np.float32)
 
     def layer(self, with_metadata: bool) -> str:
@@ -221,7 +246,7 @@ class Model:
 
     def _of_all(
         self,
-        images: Picture | Iterable[Picture],
+        pictures: Sequence[Any],
         forward: Forward,
         answer: Callable[[Logits, Encoded], Sequence[Said | None]],
         **known: Any,
@@ -231,8 +256,7 @@ class Model:
         Raises:
           NotFiniteError: it made None of some of them.
         """
-        pictures: list[Any] = [images] if _is_one(images) else list(images)  # type: ignore[arg-type]
-        encoded = by_number(self.bundle.encoder.encode(observe(len(pictures), **known)))
+        encoded = by_number(self._encoded(len(pictures), **known))
 
         def read(number: int) -> tuple[int, NDArray[np.uint8]]:
             return number, self.read([pictures[number]], first=number)[0]
@@ -245,6 +269,11 @@ class Model:
         predictions = list(itertools.chain.from_iterable(parts))
         _refuse_not_finite(pictures, [number for number, said in enumerate(predictions) if said is None])
         return [said for said in predictions if said is not None]
+
+    def _encoded(self, count: int, notes: Sequence[tuple[str, ...]] = (), **known: Any) -> Encoded:
+        """Metadata of some pictures, and after `notes` of each what cannot be used."""
+        encoded = self.bundle.encoder.encode(observe(count, **known))
+        return replace(encoded, notes=[(*a, *b) for a, b in zip(notes, encoded.notes)]) if notes else encoded
 
     def answered(
         self, logits: Logits, known: Encoded, answer: Callable[[Logits, Encoded], Iterable[Said]]
@@ -364,11 +393,6 @@ def _each(value: Any, count: int, name: str) -> list[Any]:
     if len(value) != count:
         raise ValueError(f"{name} holds {len(value)} values for {count} pictures; give one, or one for each")
     return value
-
-
-def called(picture: Picture, number: int) -> str:
-    """What a picture is called in messages: its path, or its number."""
-    return str(os.fspath(picture)) if isinstance(picture, (str, os.PathLike)) else f"picture {number}"
 
 
 def _read(picture: Picture, number: int, how: Preprocessing, views: int = 1) -> NDArray[np.uint8]:

@@ -11,8 +11,8 @@ LOW_PROBABILITY, COVERAGE = "low_probability", "coverage"
 RESTRICTED, CONTRADICTION = "restricted", "contradiction"
 #: the taxon has no classes below it; it has some, but the best path ends above them
 NO_CLASS_BELOW, UNIDENTIFIED = "no_class_below", "unidentified"
-#: there is no answer at all
-NOT_FINITE = "not_finite"
+#: there is no answer at all; a box was not looked at
+NOT_FINITE, LEFT_OUT = "not_finite", "box_left_out"
 
 _WORDS = {
     "": "",
@@ -23,6 +23,7 @@ _WORDS = {
     NO_CLASS_BELOW: "the model has no class below this {rank}",
     UNIDENTIFIED: "it looks most like training pictures that are {identified}",
     NOT_FINITE: "the outputs of the model are not finite: its weights, or the metadata of this image, are too large",
+    LEFT_OUT: "the box was not looked at",
 }
 #: all codes; their places are what arrays of reasons hold, 0 where there is none
 CODES = tuple(_WORDS)

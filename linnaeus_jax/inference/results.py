@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from linnaeus_jax.data.taxon_names import describe_taxon
+from linnaeus_jax.reading.box_cuts import Box, box_object
 
 if TYPE_CHECKING:
     from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
@@ -70,6 +71,8 @@ class Prediction:
       novelty_taxon: what a new taxon belongs below; None: not known.
       known_score: probability that the taxon is a known one.
       outside_score: squared distance to the nearest of them.
+      box: what of the picture was seen; None: all of it.
+      boxes: what is said of each box, with an empty path where it was not looked at; None: no boxes were given.
     """
 
     path: tuple[Taxon, ...]
@@ -88,6 +91,8 @@ class Prediction:
     novelty_taxon: Taxon | None = None
     known_score: float = 0.0
     outside_score: float = 0.0
+    box: Box | None = None
+    boxes: tuple[Prediction, ...] | None = None
 
     def __str__(self) -> str:
         """One line of a table: rank, probability and name of the answer; then the finest rank, if that is another."""
@@ -117,6 +122,8 @@ class Prediction:
             **({} if self.set is None else {"set_size": self.set_size}),
             **({} if self.prior_text is None else prior_json(self.without_prior, self.prior_text)),
             **(self._novelty if self.novelty else {}),
+            **({} if self.box is None and self.boxes is None else {"box": box_object(self.box)}),
+            **({} if self.boxes is None else {"boxes": [box.to_json() for box in self.boxes]}),
         }
 
     @property

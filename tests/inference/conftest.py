@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,9 @@ from linnaeus_jax.inference import model as models
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import write_bundle
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.forward import FUSED
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.models.family import build_model
 from linnaeus_jax.models.names import abstract_variables
@@ -111,6 +114,24 @@ def model(bundle: Bundle) -> Model:
 def pictures() -> SimpleNamespace:
     """`pixels` uint8 [12, 40, 50, 3], different pictures."""
     return SimpleNamespace(pixels=np.random.default_rng(1).integers(0, 256, (12, 40, 50, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="session")
+def judging(bundle, model, pictures):
+    """The small bundle with statistics by which its pictures are of known, new and other taxa."""
+    forward = model.giving(FUSED, logits=True)
+    rows = len(pictures.pixels)
+    known = model.read(list(pictures.pixels))
+    x = forward(known, *forward.zeros(rows)[1:])[FUSED]
+    label = np.array([[1, 1, 1], [2, 1, 1], [3, 2, 2]] * 4)
+    found = FeatureStatistics.of(x, label)
+    assert found is not None
+    statistics = dataclasses.replace(found, layer=FUSED)
+    distance = np.sort(statistics.distances(x).min(axis=1))
+    thresholds = {"outside": {"95": float(distance[8:10].mean())}, "new": {"95": -0.5}}
+    weights = {"constant": 2.0, "log_probability": 1.0, "log_distance": 0.0}
+    calibration = dataclasses.replace(bundle.calibration, novelty={"weights": weights, **thresholds}, novelty_rows=99)
+    return dataclasses.replace(bundle, calibration=calibration, statistics=statistics)
 
 
 @pytest.fixture(scope="session")

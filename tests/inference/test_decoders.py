@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from linnaeus_jax.inference.pictures import read_picture
 from linnaeus_jax.inference.server import decoder_process, serving
 from linnaeus_jax.inference.server.decoders import Decoders, Undecoded
 from linnaeus_jax.inference.server.requests import RETRY_AFTER, Limits
+from linnaeus_jax.reading.box_cuts import Box, Cut
 from tests.campaign.pictures_made import encoded, jpeg_of_scans
 from tests.inference.serving_helpers import bomb
 from tests.inference.serving_helpers import encoded as file_of
@@ -28,10 +30,12 @@ PICTURE = file_of(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=n
 
 
 def test_a_picture_is_answered_by_pixels_or_by_a_reason():
-    kind, content = decoder_process.answer(PICTURE, PREPROCESSING, 10**6)
+    kind, content = decoder_process.answer(PICTURE, PREPROCESSING, 10**6, Cut())
     assert kind == decoder_process.PIXELS
+    said, _, pixels = content.partition(b"\n")
+    assert json.loads(said) == [["", []]]
     np.testing.assert_array_equal(
-        np.frombuffer(content, np.uint8).reshape(32, 24, 3), read_picture(PICTURE, PREPROCESSING)
+        np.frombuffer(pixels, np.uint8).reshape(32, 24, 3), read_picture(PICTURE, PREPROCESSING)
     )
     for raw, kind, words in (
         (bomb(), decoder_process.TOO_COSTLY, b"10000 x 10000 pixels; send at most 1000000"),
@@ -39,8 +43,9 @@ def test_a_picture_is_answered_by_pixels_or_by_a_reason():
         (b"#!/bin/sh", decoder_process.UNKNOWN, b"no image decoder"),
         (PICTURE[:-300], decoder_process.DAMAGED, b"truncated"),
     ):
-        got, content = decoder_process.answer(raw, PREPROCESSING, 10**6)
-        assert (got, words in content) == (kind, True), content
+        for boxes in ([], [Box(1, (0.0, 0.0, 0.5, 0.5))]):
+            got, content = decoder_process.answer(raw, PREPROCESSING, 10**6, Cut(), boxes)
+            assert (got, words in content) == (kind, True), content
 
 
 def test_jax_is_not_imported():
@@ -82,7 +87,8 @@ def test_processes_are_ended_and_replaced(monkeypatch, inherited):
         assert all(process.ended for process in pool._all)
 
     async def works(pool: Decoders) -> None:
-        np.testing.assert_array_equal(await pool.read(PICTURE), read_picture(PICTURE, PREPROCESSING))
+        [row] = await pool.read(PICTURE)
+        np.testing.assert_array_equal(row.pixels, read_picture(PICTURE, PREPROCESSING))
 
     async def story(pool: Decoders) -> None:
         await asyncio.gather(*(works(pool) for _ in range(5)))

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -23,16 +24,18 @@ from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.inference.forward import FUSED, TRUNK
+from linnaeus_jax.inference.forward import TRUNK
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.novelty import KINDS, Novelty, novelty_text
 from linnaeus_jax.inference.paths import some
+from linnaeus_jax.inference.pooling import Pooling
 from linnaeus_jax.inference.quality.measured_novelty import fit, judged, told_apart
 from linnaeus_jax.inference.quality.prior_fitting import prior_of
 from linnaeus_jax.inference.server.schemas import PredictForm, PredictionOut
 from linnaeus_jax.reading.metadata import Observation
 from linnaeus_jax.tools import predict
 from linnaeus_jax.weights.files import read_state, write_state
+from tests.inference.serving_helpers import serving
 from tests.inference.test_prior import occurrences
 from tests.inference.test_sets import five
 
@@ -236,22 +239,6 @@ def test_what_people_read():
 # ---- of a bundle
 
 
-@pytest.fixture(scope="module")
-def judging(bundle, model, pictures):
-    """The small bundle with statistics by which its pictures are of known, new and other taxa."""
-    forward = model.giving(FUSED, logits=True)
-    rows = len(pictures.pixels)
-    known = model.read(list(pictures.pixels))
-    x = forward(known, *forward.zeros(rows)[1:])[FUSED]
-    label = np.array([[1, 1, 1], [2, 1, 1], [3, 2, 2]] * 4)
-    statistics = dataclasses.replace(statistics_of(x, label), layer=FUSED)
-    distance = np.sort(statistics.distances(x).min(axis=1))
-    thresholds = {"outside": {"95": float(distance[8:10].mean())}, "new": {"95": -0.5}}
-    weights = {"constant": 2.0, "log_probability": 1.0, "log_distance": 0.0}
-    calibration = dataclasses.replace(bundle.calibration, novelty={"weights": weights, **thresholds}, novelty_rows=99)
-    return dataclasses.replace(bundle, calibration=calibration, statistics=statistics)
-
-
 def test_statistics_are_part_of_a_bundle(judging, tmp_path):
     write_bundle(judging, tmp_path / "a")
     read = read_bundle(tmp_path / "a")
@@ -327,6 +314,60 @@ def test_python_and_files_say_the_same(judging, model, shared, pictures, monkeyp
         assert novelty_text(line) in page
     assert "novelty" not in Path("off.csv").read_text().splitlines()[0]
     assert predict.main(["judging", "photos", "--novelty", "2"]) == 2
+
+
+def test_pictures_of_one_thing_are_judged_by_their_means(novelty):
+    """A picture alone as it is; of several false alarms are rarer, and the scores tell new taxa better apart."""
+    pooling = Pooling(answers := Answers(five(), novelty.calibration, novelty.statistics))
+    options, found = answers.options(novelty=0.1), {}
+    x, _ = drawn(120, 9)
+    x = x.reshape(120, 6, WIDTH).swapaxes(0, 1).reshape(-1, WIDTH)  # 24 occurrences of 5 of each species
+    shift = np.float32(3 * np.eye(WIDTH)[0])
+    for kind, logits in (("known", logits_of(x)), ("new", logits_of(x + shift))):
+        terms = pooling.terms(logits)
+        one = answers.answered(logits, options).novelty
+        single = answers.answered(pooling.pooled(terms, np.ones(len(terms), int)), options).novelty
+        for name in ("outside", "known", "probability"):
+            np.testing.assert_allclose(single[name], one[name], rtol=1e-6)
+        np.testing.assert_array_equal(single[["kind", "task", "index"]], one[["kind", "task", "index"]])
+        sums = terms.reshape(-1, 5, *terms.shape[1:]).sum(axis=1)
+        several = answers.answered(pooling.pooled(sums, np.full(len(sums), 5)), options).novelty
+        np.testing.assert_allclose(several["outside"], one["outside"].reshape(-1, 5).mean(axis=1), rtol=1e-9)
+        found[kind] = one, several
+    alone, together = zip(*found.values(), strict=True)
+    assert np.mean(together[0]["kind"] > 0) <= np.mean(alone[0]["kind"] > 0) <= 0.13
+    areas = [np.mean(known["known"][:, None] > new["known"]) for known, new in (alone, together)]
+    assert areas[1] > areas[0] > 0.7
+
+
+def test_occurrences_say_the_same_in_python_in_files_and_over_http(judging, model, shared, pictures):
+    write_bundle(judging, Path("judging"))
+    mine = Model(judging, buckets=(2, 8))
+    mine.forward, mine._others = model.forward, model._others  # compiled already
+    names = [f"photos/{number}.png" for number in range(3)]
+    known: dict[str, Any] = {"date": "2024-05-17"}
+    [one] = mine.predict(names, together="all", **known)
+    assert one.novelty
+    each = mine.predict(names, **known)
+    assert one.outside_score == pytest.approx(np.mean([single.outside_score for single in each]), rel=1e-4)
+    assert mine.predict(names, together="all", novelty="off", **known)[0].novelty == ""
+    Path("t.csv").write_text("file,id,date\n" + "".join(f"{number}.png,a,2024-05-17\n" for number in range(3)))
+    assert predict.main(["judging", *names, "--meta", "t.csv", "--together", "id", "--out", "p.jsonl"]) == 0
+    rows = [json.loads(Path("p.jsonl").read_text())]
+    with serving(mine) as url:
+        files = [("images", (name, Path(name).read_bytes())) for name in names]
+        fields = {"together": "true", "compare": "true", **known}
+        answer = httpx.post(f"{url}/predict", files=files, data=fields, timeout=60).json()
+    rows += answer["predictions"]
+    for row in rows:
+        assert (row["novelty"], row["known_score"], row["outside_score"]) == (
+            one.novelty,
+            pytest.approx(one.known_score, rel=1e-3),
+            pytest.approx(one.outside_score, rel=1e-3),
+        )
+    alone = mine.predict(names, together="all")[0]
+    assert alone.outside_score != pytest.approx(one.outside_score, rel=1e-3)
+    assert rows[1]["without_metadata"]["outside_score"] == pytest.approx(alone.outside_score, rel=1e-3)
 
 
 def test_the_server_takes_and_says_it(novelty):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -272,6 +273,10 @@ def table(*rows: str) -> str:
     return "t.csv"
 
 
+def rounded(row: dict[str, str]) -> dict[str, str]:
+    return {key: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.3f}", text) for key, text in row.items()}
+
+
 def test_predict_answers_occurrences_and_pictures(shared, trained, model, capsys):
     meta = table("0.png,a,2024-05-05", "1.png,b,", "3.png,a,2024-05-05", "broken.jpg,b,", "4.png,c,")
     options = [trained, "photos", "--meta", meta, "--together", "id", "--min-confidence", "0"]
@@ -291,7 +296,8 @@ def test_predict_answers_occurrences_and_pictures(shared, trained, model, capsys
     assert whole.status == 0
     single = {row["file"]: row for row in read("single.csv")}
     for row in of_pictures:
-        assert {**single[row["file"]], "occurrence": row["occurrence"], "pictures": row["pictures"]} == row
+        alone = {**single[row["file"]], "occurrence": row["occurrence"], "pictures": row["pictures"]}
+        assert rounded(alone) == rounded(row)  # batches differ in the last digit
     paths = ["photos/0.png", "photos/3.png"]
     expected = model.predict(paths, together="a", date="2024-05-05", min_confidence=0)[0]
     assert rows[0]["answer_name"] == expected.answer.name

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import base64
+import copy
+import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.forward import FUSED, TRUNK
 from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.server.information import ModelInformation
 from linnaeus_jax.inference.server.requests import Limits
 from linnaeus_jax.inference.server.schemas import EmbedResponse, PredictResponse
+from linnaeus_jax.reading.box_cuts import CLIPPED, Box, Cut
+from linnaeus_jax.tools import predict
 from tests.campaign.pictures_made import jpeg_of_scans, tiff, tile_of
 from tests.inference.late import late_bundle
 from tests.inference.serving_helpers import bomb, encoded, serving
 
+ANSWERS = ("p.jsonl", "p.jsonl.pictures.jsonl")
 LIMITS = Limits(body_bytes=200_000, pictures=8)
 
 
+CUT = Cut(margin=0.05, confidence=0.3, min_side=8, square=True, categories=("animal",))
+
+
 @pytest.fixture(scope="module")
-def client(model):
-    with serving(model, LIMITS) as url, httpx.Client(base_url=url, timeout=60) as client:
+def on_boxes(model):
+    """The small model as if it had been trained on boxes that were cut by `CUT`."""
+    same = copy.copy(model)
+    same.bundle = dataclasses.replace(model.bundle, facts={**model.bundle.facts, "boxes": CUT.to_json()})
+    return same
+
+
+@pytest.fixture(scope="module")
+def client(on_boxes):
+    with serving(on_boxes, LIMITS) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -119,7 +137,89 @@ def test_json_is_as_the_form(client, model, pictures, files):
         assert {**one, "image": ""} == {**other, "image": ""}
 
 
+ANIMAL = {"category": "1", "conf": 0.9}
+BOXES: list[list[Any]] = [
+    [
+        {**ANIMAL, "bbox": [0.2, 0.1, 0.4, 0.5]},
+        {**ANIMAL, "conf": 0.31, "bbox": [0.5, 0.5, 0.9, 0.5]},  # reaches beyond the picture
+        {**ANIMAL, "conf": 0.1, "bbox": [0.0, 0.0, 0.5, 0.5]},
+        {"category": "person", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 0.5]},
+        {**ANIMAL, "bbox": [0.0, 0.0, 0.1, 0.1]},  # smaller than 8 pixels
+    ],
+    [],
+    [{"label": "animal", "bbox": [0.3, 0.3, 0.5, 0.5]}],
+]
+
+
+def test_boxes_are_answered_as_predict_does(client, on_boxes, shared, pictures, files, capsys):
+    """The rows of boxes and of pictures, over HTTP, in Python, and by the command line."""
+    write_bundle(on_boxes.bundle, Path("on_boxes"))
+    images = [{"file": f"{number}.png", "detections": boxes} for number, boxes in enumerate(BOXES)]
+    images[2]["detections"] = [{**ANIMAL, "conf": 1, "bbox": BOXES[2][0]["bbox"]}]
+    Path("b.json").write_text(json.dumps({"info": {"format_version": "1.4"}, "images": images}))
+    paths = [f"photos/{number}.png" for number in range(3)]
+    assert predict.main(["on_boxes", *paths, "--boxes", "b.json", "--out", "p.jsonl"]) == 0
+    rows, best = ([json.loads(line) for line in Path(name).read_text().splitlines()] for name in ANSWERS)
+    answer = client.post("/predict", files=form(*files[:3]), data={"boxes": json.dumps(BOXES)})
+    assert answer.status_code == 200, answer.text
+    assert PredictResponse.model_validate(answer.json())
+    found, said = answer.json()["predictions"], on_boxes.predict(paths, boxes=BOXES)
+    assert [(row["file"], row["box"] and row["box"]["number"]) for row in rows] == [
+        (paths[0], 1), (paths[0], 2), (paths[1], None), (paths[2], 1)
+    ]  # fmt: skip
+    of_boxes = [box for one in found for box in (one["boxes"] or [one]) if box["path"]]
+    for picture, one, row in zip(found, said, best, strict=True):
+        same(picture, dataclasses.replace(one, boxes=None))
+        for a, b in zip(picture["boxes"], one.boxes or (), strict=True):
+            same(a, b)
+        assert {**picture["box"], "confidence": 0} == {**row["box"], "confidence": 0} if row["box"] else not one.box
+        assert picture["path"][-1]["probability"] == pytest.approx(row["path"][-1]["probability"], abs=1e-5)
+    for one, row in zip(of_boxes, rows, strict=True):
+        assert (one["notes"], one["answer"] is None) == (row["notes"], row["answer"] is None)
+        for a, b in zip(one["path"], row["path"], strict=True):
+            assert (a["name"], a["probability"]) == (b["name"], pytest.approx(b["probability"], abs=1e-5))
+    left = {box["box"]["number"]: box["reason_text"] for box in found[0]["boxes"] if box["reason"] == "box_left_out"}
+    assert left == {
+        3: "boxes are left out where their confidence is below 0.3",
+        4: "boxes are left out where they are of other categories",
+        5: "its shorter side is 4 pixels, less than 8",
+    }
+    assert found[0]["boxes"][1]["notes"] == [CLIPPED]
+    seen, _ = CUT.pixels(pictures.pixels[0], Box(1, (0.2, 0.1, 0.4, 0.5)))
+    assert of_boxes[0]["path"][-1]["probability"] == pytest.approx(
+        on_boxes.predict(seen)[0].path[-1].probability, abs=1e-5
+    )
+
+
+def test_boxes_of_vectors_and_of_what_is_answered_together(client, on_boxes, pictures, files):
+    fields = {"boxes": json.dumps(BOXES), "date": "2024-05-17"}
+    vectors = EmbedResponse.model_validate(client.post("/embed", files=form(*files[:3]), data=fields).json()).vectors
+    numbers = [(one.image, one.box and one.box.number, one.vector is None) for one in vectors]
+    assert numbers == [*(("0.png", n, n > 2) for n in range(1, 6)), ("1.png", None, False), ("2.png", 1, False)]
+    seen, _ = CUT.pixels(pictures.pixels[2], Box(1, (0.3, 0.3, 0.5, 0.5)))
+    np.testing.assert_allclose(vectors[-1].vector or [], on_boxes.embed(seen)[0], atol=1e-5)
+    answer = client.post("/predict", files=form(*files[:3]), data={**fields, "together": "true"}).json()
+    [one] = answer["predictions"]
+    [expected] = on_boxes.predict(list(pictures.pixels[:3]), boxes=BOXES, date="2024-05-17", together="all")
+    same(one, expected)
+    assert (one["pictures"], [box["box"]["number"] for box in one["boxes"]]) == (4, [3, 4, 5])
+    small = {"boxes": json.dumps([[{**ANIMAL, "bbox": [0, 0, 0.1, 0.1]}]])}
+    for together in ("true", "false"):
+        [one] = client.post("/predict", files=form(files[0]), data={**small, "together": together}).json()[
+            "predictions"
+        ]
+        assert (one["answer"], one["reason"], one["box"]["number"]) == (None, "box_left_out", 1)
+    assert client.get("/info").json()["box_cut"] == CUT.to_json()
+
+
 JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.uint8), "JPEG")
+
+
+AT: dict[str, Any] = {"bbox": [0.1, 0.1, 0.5, 0.5], "label": "animal"}
+
+
+def boxes(*given: Any) -> dict[str, Any]:
+    return {"files": form(JPEG), "data": {"boxes": json.dumps(given)}}
 
 
 @pytest.mark.parametrize(
@@ -146,6 +246,19 @@ JPEG = encoded(np.random.default_rng(2).integers(0, 256, (60, 60, 3), dtype=np.u
         (422, "metadata is no JSON", {"files": form(JPEG), "data": {"metadata": "{"}}),
         (422, "2 observations for 1", {"files": form(JPEG), "data": {"metadata": "[{}, {}]"}}),
         (422, "exclude each other", {"files": form(JPEG), "data": {"metadata": "[{}]", "latitude": "1"}}),
+        (422, "picture 0 (0.png): box 1 is [0, 0, -1, 1]; boxes are refused where their width", boxes([[0, 0, -1, 1]])),
+        (422, "box 2 is [0, 0, 1]; boxes are refused where their place is not", boxes([AT, [0, 0, 1]])),
+        (422, "box 1 is {'bbox': [0.1, 0.1, nan, 0.1]}; boxes", boxes([{"bbox": [0.1, 0.1, float("nan"), 0.1]}])),
+        (422, "box 1 is [1.0, 0, 0.1, 0.1]; boxes are refused where they lie outside", boxes([[1.0, 0, 0.1, 0.1]])),
+        (422, "where their confidence is no number from 0 to 1", boxes([{**AT, "conf": 1.1}])),
+        (422, "where they have no category, and only animal is taken", boxes([AT["bbox"]])),
+        (422, "where their category is no text", boxes([{"bbox": AT["bbox"], "category": 1}])),
+        (422, "other keys than bbox, conf, category and label, such as confidence", boxes([{**AT, "confidence": 1}])),
+        (422, "boxes holds lists of 2 pictures for 1 pictures", boxes([AT], [AT])),
+        (422, "boxes.0: Input should be a valid list", boxes(3)),
+        (413, "1001 boxes in one request; send at most 1000", boxes([AT["bbox"]] * 1001)),
+        (413, "boxes holds more than 29000 values", boxes([[0, 0, 1, 1]] * 10_000)),
+        (413, "9 boxes and whole pictures in one request; send at most 8", boxes([AT] * 9)),
         (422, "no metadata component", {"files": form(JPEG), "data": {"components": '{"X": [1]}'}}),
         (422, "given 2 times", {"files": form(JPEG), "data": {"latitude": ["1", "2"]}}),
         (422, "JSON", {"content": b'{"images": [', "headers": {"content-type": "application/json"}}),
@@ -182,7 +295,7 @@ def test_vectors(client, model, pictures, files):
     assert answer.status_code == 200, answer.text
     found = EmbedResponse.model_validate(answer.json())
     assert (found.model, found.layer, [one.image for one in found.vectors]) == ("small", TRUNK, names)
-    np.testing.assert_allclose([one.vector for one in found.vectors], expected, atol=1e-5)
+    np.testing.assert_allclose(np.array([one.vector for one in found.vectors]), expected, atol=1e-5)
     images = [base64.b64encode(content).decode() for content in files[:3]]
     metadata = [{"latitude": 52.5, "longitude": 13.4}, {}, {"date": "2024-05-17"}]
     body = {"images": images, "metadata": metadata, "with_metadata": True, "normalize": True}
@@ -190,7 +303,7 @@ def test_vectors(client, model, pictures, files):
     assert found.layer == FUSED
     columns = {"latitude": [52.5, None, None], "longitude": [13.4, None, None], "date": [None, None, "2024-05-17"]}
     fused = model.embed(list(pictures.pixels[:3]), with_metadata=True, normalize=True, **columns)
-    np.testing.assert_allclose([one.vector for one in found.vectors], fused, atol=1e-6)
+    np.testing.assert_allclose(np.array([one.vector for one in found.vectors]), fused, atol=1e-6)
     assert np.abs(fused[0] - unit(expected)[0]).max() > 1e-3
 
 

@@ -3,9 +3,10 @@
     python -m linnaeus_jax.inference.server.decoder_process SOCKET SETTINGS
 
 `SOCKET` is the descriptor of a connected one, or an address (127.0.0.1:PORT) to connect to, where it sends first what
-the environment variable `KEY` holds; `SETTINGS` is JSON: the fields of `Preprocessing`, and `pixels` and `seconds`, the
-most that a picture may have and take. It says that it is ready, and then answers every picture; an empty one is a
-ping. JAX is not imported: a new process is ready within a second. Nothing is unpickled on either side.
+the environment variable `KEY` holds; `SETTINGS` is JSON: the fields of `Preprocessing`, `pixels` and `seconds`, the
+most that a picture may have and take, and `cut`, how boxes are cut out of it. It says that it is ready, and then
+answers pairs of messages: the boxes of a picture as JSON, an empty list for all of it, and the picture; an empty one is
+a ping. JAX is not imported: a new process is ready within a second. Nothing is unpickled on either side.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import cv2
 from linnaeus_jax import system
 from linnaeus_jax.data.decoding import TooCostly, image_size
 from linnaeus_jax.data.preprocessing import Preprocessing
-from linnaeus_jax.inference.pictures import PictureError, read_picture
+from linnaeus_jax.inference.pictures import PictureError, read_picture, whole_picture
+from linnaeus_jax.reading.box_cuts import Box, BoxError, Cut
 
 #: how messages begin: bytes that follow; a message of an answer is one of the kinds below and its content
 LENGTH = struct.Struct(">Q")
@@ -39,13 +41,20 @@ KEY = "LINNAEUS_DECODER_KEY"
 GRACE = 5.0
 
 
-def settings_of(preprocessing: Preprocessing, pixels: int, seconds: float) -> str:
+def settings_of(preprocessing: Preprocessing, pixels: int, seconds: float, cut: Cut) -> str:
     """The argument `SETTINGS`."""
-    return json.dumps(dataclasses.asdict(preprocessing) | {"pixels": pixels, "seconds": seconds})
+    return json.dumps(dataclasses.asdict(preprocessing) | {"pixels": pixels, "seconds": seconds, "cut": cut.to_json()})
 
 
-def answer(raw: bytes, preprocessing: Preprocessing, pixels: int) -> tuple[bytes, bytes]:
-    """Kind and content of the answer to a picture: uint8 [H, W, 3] in one piece, or why there are none."""
+def message_of(boxes: Sequence[Box]) -> bytes:
+    """What is sent before a picture."""
+    return json.dumps([dataclasses.asdict(box) for box in boxes]).encode()
+
+
+def answer(
+    raw: bytes, preprocessing: Preprocessing, pixels: int, cut: Cut, boxes: Sequence[Box] = ()
+) -> tuple[bytes, bytes]:
+    """Kind and content of the answer to a picture: that of `rows_of`, or why there is none."""
     try:
         height, width = image_size(raw)
         if height * width > pixels:
@@ -55,7 +64,7 @@ def answer(raw: bytes, preprocessing: Preprocessing, pixels: int) -> tuple[bytes
     except ValueError as error:
         return UNKNOWN, str(error).encode()
     try:
-        return PIXELS, read_picture(raw, preprocessing).tobytes()
+        return PIXELS, rows_of(raw, preprocessing, cut, boxes)
     except PictureError as error:
         return DAMAGED, str(error).encode()
     except MemoryError:
@@ -64,10 +73,30 @@ def answer(raw: bytes, preprocessing: Preprocessing, pixels: int) -> tuple[bytes
         return DAMAGED, f"{type(error).__name__}: {error}".encode()
 
 
+def rows_of(raw: bytes, preprocessing: Preprocessing, cut: Cut, boxes: Sequence[Box]) -> bytes:
+    """A line of JSON: why each box has no pixels, "" where it has, and notes; behind it all pixels, uint8 [N, H, W, 3].
+
+    Raises:
+      PictureError: it cannot be read.
+    """
+    if not boxes:
+        return b'[["", []]]\n' + read_picture(raw, preprocessing).tobytes()
+    whole, said, pixels = whole_picture(raw), list[tuple[str, Sequence[str]]](), list[bytes]()
+    for box in boxes:
+        try:
+            seen, notes = cut.pixels(whole, box)
+        except BoxError as error:
+            said.append((str(error), ()))
+        else:
+            said.append(("", notes))
+            pixels.append(read_picture(seen, preprocessing).tobytes())
+    return b"\n".join((json.dumps(said).encode(), b"".join(pixels)))
+
+
 def main(argv: Sequence[str]) -> None:
     """Answers until the server is gone."""
     settings: dict[str, Any] = json.loads(argv[1])
-    pixels, seconds = settings.pop("pixels"), settings.pop("seconds")
+    pixels, seconds, cut = settings.pop("pixels"), settings.pop("seconds"), Cut.from_json(settings.pop("cut"))
     fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
     preprocessing = Preprocessing(**fields)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the server, which still needs its decoders
@@ -76,9 +105,10 @@ def main(argv: Sequence[str]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries have lines for every damage, and anyone may send one
     with _connected(argv[0]) as server, server.makefile("rb") as messages:
         _send(server, READY, b"")
-        while (raw := _receive(messages)) is not None:
+        while (head := _receive(messages)) is not None and (raw := _receive(messages)) is not None:
             faulthandler.dump_traceback_later(seconds + GRACE, exit=True)
-            kind, content = answer(raw, preprocessing, pixels) if raw else (READY, b"")
+            boxes = [Box(**fields) for fields in json.loads(head or "[]")]
+            kind, content = answer(raw, preprocessing, pixels, cut, boxes) if raw else (READY, b"")
             faulthandler.cancel_dump_traceback_later()
             _send(server, kind, content)
 

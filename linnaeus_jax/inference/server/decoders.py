@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import os
 import secrets
 import signal
@@ -17,7 +18,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,7 @@ from linnaeus_jax import system
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.server import decoder_process
 from linnaeus_jax.inference.server.decoder_process import DAMAGED, KEY, LENGTH, PIXELS, TOO_COSTLY, UNKNOWN
+from linnaeus_jax.reading.box_cuts import Box, Cut
 
 #: seconds that a picture may take; half of what a request may, where that is less
 SECONDS = 10.0
@@ -45,6 +49,20 @@ class Undecoded(Exception):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
+
+
+class Read(NamedTuple):
+    """What is seen of a picture.
+
+    Attributes:
+      pixels: uint8 [H, W, 3]; None: the box cannot be cut out.
+      why: not; "" where it can.
+      notes: what must be said of it.
+    """
+
+    pixels: NDArray[np.uint8] | None
+    why: str
+    notes: tuple[str, ...]
 
 
 class _Process:
@@ -101,11 +119,12 @@ class _Process:
             else:
                 self._socket.close()
 
-    async def ask(self, raw: bytes) -> tuple[bytes, bytes]:
-        """Kind and content of its answer. Raises EOFError or OSError where it has ended."""
+    async def ask(self, *messages: bytes) -> tuple[bytes, bytes]:
+        """Kind and content of its answer to two messages. Raises EOFError or OSError where it has ended."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._socket, LENGTH.pack(len(raw)))
-        await loop.sock_sendall(self._socket, raw)
+        for message in messages:
+            await loop.sock_sendall(self._socket, LENGTH.pack(len(message)))
+            await loop.sock_sendall(self._socket, message)
         answer = await self._receive()
         return answer[:1], answer[1:]
 
@@ -145,11 +164,14 @@ class Decoders:
       pixels: width times height that a picture may have.
       seconds: that it may take.
       processes: that decode at once.
+      cut: how boxes are cut out.
     """
 
-    def __init__(self, preprocessing: Preprocessing, pixels: int, seconds: float, processes: int) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing, pixels: int, seconds: float, processes: int, cut: Cut | None = None
+    ) -> None:
         self._shape = (*preprocessing.size, 3)
-        self._settings = decoder_process.settings_of(preprocessing, pixels, seconds)
+        self._settings = decoder_process.settings_of(preprocessing, pixels, seconds, cut or Cut())
         self._seconds, self._count = seconds, processes
         self._idle: asyncio.LifoQueue[_Process] = asyncio.LifoQueue()
         self._all: list[_Process] = []
@@ -170,16 +192,17 @@ class Decoders:
         for process in (*self._all, *self._killed):
             process.wait()
 
-    async def read(self, raw: bytes) -> NDArray[np.uint8]:
-        """uint8 [H, W, 3] of a picture. Where the caller is cancelled, the decoding is ended.
+    async def read(self, raw: bytes, boxes: Sequence[Box] = ()) -> list[Read]:
+        """Of each box of a picture, or of all of it. Where the caller is cancelled, the decoding is ended.
 
         Raises:
           Undecoded: there are no pixels, or no decoder.
         """
+        head = decoder_process.message_of(boxes)
         process = await self._taken()
         try:
             async with asyncio.timeout(self._seconds):
-                kind, content = await process.ask(raw)
+                kind, content = await process.ask(head, raw)
         except TimeoutError:
             process = self._replaced(process)
             raise Undecoded(422, f"it takes more than {self._seconds:g} s to decode") from None
@@ -195,7 +218,9 @@ class Decoders:
             self._answered = time.monotonic()
         if kind != PIXELS:
             raise Undecoded(_STATUS[kind], content.decode())
-        return np.frombuffer(content, np.uint8).reshape(self._shape)
+        said, _, pixels = content.partition(b"\n")
+        rows = iter(np.frombuffer(pixels, np.uint8).reshape(-1, *self._shape))
+        return [Read(None if why else next(rows), why, tuple(notes)) for why, notes in json.loads(said)]
 
     async def fault(self) -> str:
         """Why no picture can be decoded; empty where one can. Idle processes are pinged, and replaced where they do not
@@ -214,7 +239,7 @@ class Decoders:
         try:
             async with asyncio.timeout(ANSWERING):
                 await process.ready()
-                await process.ask(b"")
+                await process.ask(b"", b"")
             return ""
         except TimeoutError:
             if process.starting:

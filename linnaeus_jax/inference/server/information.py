@@ -15,6 +15,9 @@ from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.server.batching import Batcher
 from linnaeus_jax.inference.server.requests import Limits
 
+#: shares of answers that hold the truth, which the page offers
+SET_COVERAGES = (0.8, 0.9, 0.95)
+
 
 @dataclass(frozen=True)
 class Known:
@@ -40,6 +43,13 @@ class Known:
     def tasks(self) -> list[str]:
         """Coarsest rank first."""
         return list(reversed(self.bundle.taxonomy.tasks))
+
+    @property
+    def set_coverages(self) -> list[float]:
+        """Of `SET_COVERAGES` those that the model has thresholds for."""
+        known, prior = self.bundle.calibration, self.model.answers.prior
+        each = [share for share in SET_COVERAGES if f"{100 * share:.0f}" in {**known.coverage} and not prior]
+        return [share for share in each if f"{100 * share:.0f}" in known.sets]
 
     def fact(self, key: str) -> str | None:
         """A fact of the bundle as text; None: not known."""
@@ -137,6 +147,16 @@ class ModelInformation(Information):
         int,
         Found(lambda it: it.bundle.calibration.coverage_rows),
         Field(description="validation rows that `coverage` was measured on; 0: it was not"),
+    ]
+    set_coverages: Annotated[
+        list[float],
+        Found(lambda it: it.set_coverages),
+        Field(description="some coverages that sets of taxa can be asked for"),
+    ]
+    box_cut: Annotated[
+        dict[str, Any],
+        Found(lambda it: it.model.cut.to_json()),
+        Field(description="how boxes are cut out of pictures, and from which `confidence` on"),
     ]
     licence: Annotated[str | None, Found(lambda it: it.fact("licence"))]
     inference_handler_version: Annotated[str, Found(lambda it: f"linnaeus_jax {__version__}")]

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from linnaeus_jax.inference.forward import TRUNK
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.pooling import Pooling
 from linnaeus_jax.inference.server.schemas import (
+    MAX_BOXES,
     MAX_TAXA,
     TOLD_KEY,
     EmbedForm,
@@ -33,6 +34,8 @@ from linnaeus_jax.inference.server.schemas import (
     PredictRequest,
     message_of,
 )
+from linnaeus_jax.reading.box_cuts import Box, seen_of
+from linnaeus_jax.reading.boxes import given_boxes
 from linnaeus_jax.reading.metadata import Encoded, Observation
 
 # ---- multipart/form-data (RFC 7578) that is in memory as a whole: read at once by Starlette's parser, in any thread
@@ -105,7 +108,7 @@ PREDICT_BODY, EMBED_BODY = (PredictRequest, PredictForm), (EmbedRequest, EmbedFo
 AnyRequest = PredictRequest | PredictForm | EmbedRequest | EmbedForm
 AnyBody = tuple[type[PredictRequest], type[PredictForm]] | tuple[type[EmbedRequest], type[EmbedForm]]
 _LISTS = ("restrict", "always_report")
-_JSON_FIELDS = ("metadata", "components")
+_JSON_FIELDS = ("metadata", "components", "boxes")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Limits:
 
     Attributes:
       body_bytes: of a request.
-      pictures: of a request.
+      pictures: of a request; each box that is taken counts as one.
       pixels: width times height of a picture, by its header.
       seconds: for a request, from its first byte to its answer.
       queue: requests that are read, decoded and computed at once; more are refused with 503.
@@ -174,9 +177,14 @@ class TogetherOptions:
 
 @dataclass(frozen=True, eq=False)
 class PreparedRequest:
-    """A request that is ready for the model; the files `contents` of its pictures are still to be decoded."""
+    """A request that is ready for the model; the files `contents` of its pictures are still to be decoded.
+
+    Attributes:
+      seen: what is seen of each picture, see `seen_of`.
+    """
 
     parsed: ParsedRequest
+    seen: list[list[tuple[Box | None, str]]]
     encoded: Encoded
     options: AnswerOptions | VectorOptions | TogetherOptions
     contents: list[bytes]
@@ -287,6 +295,16 @@ def _check_count(count: int, limits: Limits) -> None:
         raise http_error(413, f"{count} pictures in one request; send at most {limits.pictures}")
 
 
+def _given(request: AnyRequest, count: int) -> Sequence[Sequence[Any]]:
+    """The boxes of every picture as they were sent."""
+    boxes = request.boxes or [[]] * count
+    if len(boxes) != count:
+        raise http_error(422, f"boxes holds lists of {len(boxes)} pictures for {count} pictures")
+    if (total := sum(map(len, boxes))) > MAX_BOXES:
+        raise http_error(413, f"{total} boxes in one request; send at most {MAX_BOXES}")
+    return boxes
+
+
 def _observations(request: AnyRequest, count: int) -> list[Observation]:
     single = {name: getattr(request, name) for name in ObservationIn.model_fields}
     if request.metadata is None:
@@ -330,6 +348,7 @@ class Preparation:
           HTTPException: see `parse_request`; 422 for components or taxa that the model does not have.
         """
         parsed = parse_request(content_type, body, self._limits, types)
+        seen = self._seen(parsed)
         try:
             options = self._options_of(parsed.request)
             encoded = self._encoded(parsed)
@@ -337,7 +356,20 @@ class Preparation:
                 encoded = encoded.without()
         except (UserError, ValueError) as error:
             raise http_error(422, str(error)) from error
-        return PreparedRequest(parsed, encoded, options, self._contents(parsed))
+        return PreparedRequest(parsed, seen, encoded, options, self._contents(parsed))
+
+    def _seen(self, parsed: ParsedRequest) -> list[list[tuple[Box | None, str]]]:
+        cut, seen = self._model.cut, []
+        for number, given in enumerate(_given(parsed.request, len(parsed.names))):
+            try:
+                seen.append(seen_of(given_boxes(given, cut), cut))
+            except UserError as error:
+                raise http_error(422, f"{called(parsed, number)}: {error}") from error
+        if (rows := sum(not why for each in seen for _, why in each)) > self._limits.pictures:
+            raise http_error(
+                413, f"{rows} boxes and whole pictures in one request; send at most {self._limits.pictures}"
+            )
+        return seen
 
     def _options_of(self, request: AnyRequest) -> AnswerOptions | VectorOptions | TogetherOptions:
         """The same object for equal requests, which are then answered together."""
@@ -366,6 +398,7 @@ class Preparation:
         return encode(parsed.observations[:1]).take([0] * len(parsed.observations))  # the same for all pictures
 
 
-def called(parsed: ParsedRequest, number: int) -> str:
-    """What a picture is called in messages."""
-    return f"picture {number}" + (f" ({parsed.names[number][:100]})" if parsed.names[number] else "")
+def called(parsed: ParsedRequest, number: int, box: Box | None = None) -> str:
+    """What a picture, or a box of it, is called in messages."""
+    name = f"picture {number}" + (f" ({parsed.names[number][:100]})" if parsed.names[number] else "")
+    return name if box is None else f"{name}, box {box.number}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 
@@ -13,6 +13,8 @@ from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K
 LARGEST = float(np.finfo(np.float32).max)
 #: taxa in one list
 MAX_TAXA = 10_000
+#: boxes of a request
+MAX_BOXES = 1000
 #: errors that are told one by one, and characters of a key in them
 TOLD_ERRORS, TOLD_KEY = 5, 100
 #: errors that are made at all
@@ -76,7 +78,30 @@ class PictureIn(Given):
     name: str = Field("", max_length=1000, description="comes back in the answer; nothing is read from it")
 
 
-class PicturesIn(ObservationIn):
+Place = Annotated[
+    tuple[float, float, float, float],
+    Field(description="left, top, width and height, as shares of the upright picture"),
+]
+
+
+class BoxIn(BaseModel):
+    """What a detector has found on a picture."""
+
+    bbox: Place
+    conf: float | None = Field(None, ge=0, le=1, description="of the detector")
+    category: str = Field("", description="of MegaDetector, or a name")
+
+
+class BoxesIn(Given):
+    """Boxes of the pictures."""
+
+    # `given_boxes` checks each of them, as in Python
+    boxes: list[list[Annotated[BoxIn | Place, SkipValidation]]] | None = Field(
+        None, description="a list for each picture, perhaps an empty one; a box may be its four numbers alone"
+    )
+
+
+class PicturesIn(ObservationIn, BoxesIn):
     """Pictures as application/json; `metadata` excludes the single values."""
 
     images: list[PictureIn | str] = Field(
@@ -96,9 +121,9 @@ class PredictRequest(PicturesIn, AnswersIn):
     """Body of `POST /predict` as application/json; `metadata` excludes the single values."""
 
 
-class PredictForm(ObservationIn, AnswersIn):
+class PredictForm(ObservationIn, BoxesIn, AnswersIn):
     """Body of `POST /predict` as multipart/form-data, with files named `images`. `restrict` and `always_report` may be
-    repeated, and hold several taxa between commas or on lines; `metadata` and `components` are JSON."""
+    repeated, and hold several taxa between commas or on lines; `metadata`, `boxes` and `components` are JSON."""
 
     metadata: Observations | None = None
 
@@ -114,8 +139,9 @@ class EmbedRequest(PicturesIn, VectorOptionsIn):
     """Body of `POST /embed` as application/json; `metadata` excludes the single values."""
 
 
-class EmbedForm(ObservationIn, VectorOptionsIn):
-    """Body of `POST /embed` as multipart/form-data, with files named `images`; `metadata` and `components` are JSON."""
+class EmbedForm(ObservationIn, BoxesIn, VectorOptionsIn):
+    """Body of `POST /embed` as multipart/form-data, with files named `images`; `metadata`, `boxes` and `components` are
+    JSON."""
 
     metadata: Observations | None = None
 
@@ -140,9 +166,9 @@ class PredictionOut(BaseModel):
     but not used, and why; `reason` why the answer ends above the finest rank, as a code, "" where it does not, and
     `reason_text` the same in words; `set` the taxa that hold the truth with the coverage asked for, and `set_size` how
     many taxa without any below them these are, where `as_sets` was asked for; where the server has a prior of places
-    and dates, `without_prior` the answer without it, and `prior_text` in words what it changed.
-    many taxa without any below them these are, where `as_sets` was asked for; `novelty` whether it shows a known taxon,
-    a new one below `novelty_taxon`, or nothing like the training pictures, where the model can say it.
+    and dates, `without_prior` the answer without it, and `prior_text` in words what it changed; `novelty` whether it
+    shows a known taxon, a new one below `novelty_taxon`, or nothing like the training pictures, where the model can say
+    it.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -165,11 +191,28 @@ class PredictionOut(BaseModel):
     outside_score: float | None = None
 
 
-class PictureOut(PredictionOut):
-    """The prediction of one picture, with the name under which it was sent."""
+class BoxOut(BaseModel):
+    """What of a picture was seen."""
+
+    number: int = Field(description="among the boxes of the picture, from 1")
+    confidence: float | None
+    category: str
+    bbox: list[float]
+
+
+class BoxedOut(PredictionOut):
+    """The prediction of what is in a box; where it was not looked at, `path` is empty and `reason` box_left_out."""
+
+    without_metadata: PredictionOut | None = Field(None, description="where `compare` was asked for")
+    box: BoxOut | None = Field(None, description="null: the whole picture")
+
+
+class PictureOut(BoxedOut):
+    """The prediction of one picture, with the name under which it was sent; where boxes were, that of the one with the
+    largest product of its confidence and the probability of the path's finest taxon."""
 
     image: str
-    without_metadata: PredictionOut | None = Field(None, description="where `compare` was asked for")
+    boxes: list[BoxedOut | None] | None = Field(None, description="of every box, where boxes were sent")
     pictures: int | None = Field(None, description="how many were answered together, where that was asked for")
 
 
@@ -181,14 +224,16 @@ class PredictResponse(BaseModel):
 
 
 class VectorOut(BaseModel):
-    """The feature vector of one picture, with the name under which it was sent."""
+    """The feature vector of one picture, or of what is in a box of it, with the name under which it was sent."""
 
     image: str
-    vector: list[float]
+    box: BoxOut | None = Field(None, description="null: the whole picture")
+    vector: list[float] | None = Field(description="null of a box that was not looked at")
+    reason_text: str = Field("", description="why not")
 
 
 class EmbedResponse(BaseModel):
-    """Answer of `POST /embed`, in the order of the pictures."""
+    """Answer of `POST /embed`, in the order of the pictures and their boxes."""
 
     model: str
     layer: str = Field(description="trunk, or fused with metadata")

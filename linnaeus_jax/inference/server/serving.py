@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -55,12 +56,14 @@ from linnaeus_jax.inference.server.requests import (
     called,
     http_error,
 )
+from linnaeus_jax.inference.server.rows import Row, of_pictures, of_rows
 from linnaeus_jax.inference.server.schemas import (
     TOLD_ERRORS,
     EmbedResponse,
     PredictResponse,
     Problem,
 )
+from linnaeus_jax.reading.box_cuts import box_object
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.system import usable_cores
 
@@ -111,7 +114,9 @@ class Service:
         self._preparation = Preparation(model, limits)
         self._threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="request")
         seconds = min(SECONDS, limits.seconds / 2)  # the rest of the request has its time, too
-        self._decoders = Decoders(model.bundle.preprocessing, limits.pixels, seconds, decoders or usable_cores())
+        self._decoders = Decoders(
+            model.bundle.preprocessing, limits.pixels, seconds, decoders or usable_cores(), model.cut
+        )
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -126,55 +131,67 @@ class Service:
             await asyncio.to_thread(self._threads.shutdown)
 
     async def predict(self, request: Request) -> Response:
-        parsed, said = await self._said_of(request, PREDICT_BODY)
-        count = len(parsed.names)
-        if parsed.request.together:
-            one = await asyncio.get_running_loop().run_in_executor(self._threads, self._together, parsed, said)
-            return self._answered(parsed, said, {"model": self.name, "predictions": [one]})
-        alone = said[count:] or [None] * count
-        pictures = [
-            None if one is None else {"image": name, "without_metadata": other, **one}
-            for name, other, one in zip(parsed.names, alone, said[:count], strict=True)
-        ]
-        return self._answered(parsed, said, {"model": self.name, "predictions": pictures})
+        parsed, rows, said = await self._said_of(request, PREDICT_BODY)
+        seen = [row for row in rows if row.pixels is not None]
+        if parsed.request.together and seen:
+            run = asyncio.get_running_loop().run_in_executor
+            one = await run(self._threads, self._together, parsed, seen, said)
+            left = of_rows([row for row in rows if row.pixels is None], [])
+            pictures = [one if one is None or parsed.request.boxes is None else {**one, "boxes": left}]
+        else:
+            alone = said[len(seen) :] or [None] * len(seen)
+            each = [one and {"without_metadata": other, **one} for other, one in zip(alone, said)]
+            if parsed.request.boxes is None:
+                pictures = [one and {"image": name, **one} for name, one in zip(parsed.names, each)]
+            else:
+                pictures = of_pictures(rows, of_rows(rows, each), parsed.names)
+                pictures = pictures[:1] if parsed.request.together else pictures
+        return self._answered(parsed, rows, said, {"model": self.name, "predictions": pictures})
 
-    def _together(self, parsed: ParsedRequest, said: list[Any]) -> dict[str, Any] | None:
-        """The answer of all pictures that have one, by what `_said` gave; None where none has."""
-        count = len(parsed.names)
+    def _together(self, parsed: ParsedRequest, seen: Sequence[Row], said: list[Any]) -> dict[str, Any] | None:
+        """The answer of all rows that have one, by what `_said` gave; None where none has."""
+        count = len(seen)
         kept = [place for place in range(count) if None not in said[place::count]]
         if not kept:
             return None
+        picture = seen[kept[0]].picture
         rows = [[said[start + place] for place in kept] for start in range(0, len(said), count)]
         evidence, own = (np.stack([each[0] for each in of]) for of in (rows[0], rows[-1]))  # of the pixels: the last
 
         def answer(of: list[Any], found: NDArray[np.float64]) -> dict[str, Any]:
             sums = np.stack([own, found - own], axis=1).sum(axis=0)[None]
             pooled = self._pooling.pooled(sums, np.array([len(kept)]))
-            first = [Observation() if of is rows[-1] and len(rows) > 1 else parsed.observations[kept[0]]]
+            first = [Observation() if of is rows[-1] and len(rows) > 1 else parsed.observations[picture]]
             answered = self.model.answers.answered(self.model.answers.located(pooled, first), of[0][3])
             inputs, notes = (united([0] * len(of), [each[at] for each in of])[0] for at in (1, 2))
             return self._lines.objects(answered, of[0][3], [inputs], [notes])[0]
 
         alone = answer(rows[-1], own) if parsed.request.compare else None
-        name = parsed.names[kept[0]]
-        return {"image": name, "without_metadata": alone, "pictures": len(kept), **answer(rows[0], evidence)}
+        return {
+            "image": parsed.names[picture],
+            "without_metadata": alone,
+            "pictures": len(kept),
+            **answer(rows[0], evidence),
+        }
 
     async def embed(self, request: Request) -> Response:
-        parsed, said = await self._said_of(request, EMBED_BODY)
-        vectors = [
-            None if one is None else {"image": name, "vector": one}
-            for name, one in zip(parsed.names, said, strict=True)
-        ]
+        parsed, rows, said = await self._said_of(request, EMBED_BODY)
+        each, vectors = iter(said), list[dict[str, Any] | None]()
+        for row in rows:
+            about = {"image": parsed.names[row.picture], "box": box_object(row.box), "reason_text": row.why}
+            vector = None if row.pixels is None else next(each)
+            vectors.append(None if vector is None and not row.why else {**about, "vector": vector})
         layer = self.model.layer(parsed.request.with_metadata)
-        return self._answered(parsed, said, {"model": self.name, "layer": layer, "vectors": vectors})
+        return self._answered(parsed, rows, said, {"model": self.name, "layer": layer, "vectors": vectors})
 
     @staticmethod
-    def _answered(parsed: ParsedRequest, said: list[Any], answer: dict[str, Any]) -> Response:
+    def _answered(parsed: ParsedRequest, rows: Sequence[Row], said: list[Any], answer: dict[str, Any]) -> Response:
         """The answer; with status 422 where the model's outputs are not finite."""
-        count = len(parsed.names)
-        if bad := sorted({place % count for place, each in enumerate(said) if each is None}):
+        seen = [row for row in rows if row.pixels is not None]
+        if bad := sorted({place % len(seen) for place, each in enumerate(said) if each is None}):
             answer["reason"] = reasons.NOT_FINITE
-            answer["detail"] = f"{', '.join(called(parsed, number) for number in bad[:TOLD_ERRORS])}: {NOT_FINITE}"
+            names = [called(parsed, row.picture, row.box) for row in [seen[place] for place in bad[:TOLD_ERRORS]]]
+            answer["detail"] = f"{', '.join(names)}: {NOT_FINITE}"
         content = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return Response(content, 422 if bad else 200, media_type="application/json")
 
@@ -194,20 +211,26 @@ class Service:
             return list(zip(self._pooling.terms(logits)[:, 0], inputs, notes, itertools.repeat(options.options)))
         return self._lines.objects(self.model.answers.answered(logits, options), options, inputs, notes)
 
-    async def _said_of(self, request: Request, types: AnyBody) -> tuple[ParsedRequest, list[Any]]:
-        """What is asked, and what is said of the pictures with their metadata, None where the model's outputs are not
-        finite; then, where `compare` is asked for, of the pictures alone."""
+    async def _said_of(self, request: Request, types: AnyBody) -> tuple[ParsedRequest, list[Row], list[Any]]:
+        """What is asked, the rows of all pictures, and what is said of those with pixels and their metadata, None where
+        the model's outputs are not finite; then, where `compare` is asked for, of the pixels alone."""
         content_type, body = request.headers.get("content-type", ""), await request.body()
         prepare = functools.partial(self._preparation.prepare, content_type, body, types)
         with self.batcher.expect_request():
             prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
-            parsed, encoded = prepared.parsed, prepared.encoded
-            reading = [asyncio.ensure_future(self._pixels(prepared, number)) for number in range(len(parsed.names))]
+            parsed = prepared.parsed
+            reading = [asyncio.ensure_future(self._rows(prepared, number)) for number in range(len(parsed.names))]
             try:
-                pixels = np.stack(await asyncio.gather(*reading))
+                rows = list(itertools.chain.from_iterable(await asyncio.gather(*reading)))
             finally:
                 for each in reading:
                     each.cancel()
+            seen = [row for row in rows if row.pixels is not None]
+            if not seen:
+                return parsed, rows, []
+            pixels = np.stack([row.pixels for row in seen if row.pixels is not None])
+            encoded = prepared.encoded.take([row.picture for row in seen])
+            encoded = replace(encoded, notes=[(*row.notes, *own) for row, own in zip(seen, encoded.notes)])
             together = isinstance(prepared.options, TogetherOptions) and self._pooling.needs_alone(encoded)
             if together or getattr(parsed.request, "compare", False):
                 encoded, pixels = Encoded.joined([encoded, encoded.without()]), np.concatenate([pixels, pixels])
@@ -215,14 +238,17 @@ class Service:
                 computed = self.batcher.submit(pixels, encoded, prepared.options)
             except BatcherClosed as error:
                 raise http_error(503, str(error)) from error
-        return parsed, await asyncio.wrap_future(computed)
+        return parsed, rows, await asyncio.wrap_future(computed)
 
-    async def _pixels(self, prepared: PreparedRequest, number: int) -> NDArray[np.uint8]:
-        """uint8 [H, W, 3] of a picture. Raises HTTPException with the reason where there are none."""
+    async def _rows(self, prepared: PreparedRequest, number: int) -> list[Row]:
+        """A picture, or its boxes. Raises HTTPException with the reason where it has no pixels."""
+        seen = prepared.seen[number]
+        taken = [box for box, why in seen if box is not None and not why]
         try:
-            return await self._decoders.read(prepared.contents[number])
+            read = iter(await self._decoders.read(prepared.contents[number], taken))
         except Undecoded as error:
             raise http_error(error.status, f"{called(prepared.parsed, number)}: {error}") from error
+        return [Row(number, box, None, why) if why else Row(number, box, *next(read)) for box, why in seen]
 
     @property
     def name(self) -> str:
