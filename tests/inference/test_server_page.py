@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.server.access import access_of
 from linnaeus_jax.inference.server.requests import Limits
 from tests.inference.chromium import Page, browser
@@ -36,10 +39,10 @@ def site(model, pictures, tmp_path_factory):
         yield SimpleNamespace(page=page, url=url, many=many, **paths)
 
 
-def open_page(site: SimpleNamespace, width: int, height: int) -> Page:
+def open_page(site: SimpleNamespace, width: int, height: int, url: str = "") -> Page:
     site.page.errors.clear()
     site.page.requests.clear()
-    site.page.open(f"{site.url}/", width, height, mobile=width < 500)
+    site.page.open(f"{url or site.url}/", width, height, mobile=width < 500)
     site.page.wait("!document.querySelector('#place').hidden")
     return site.page
 
@@ -71,6 +74,41 @@ def test_picture_place_date_answer(site, width, height, tmp_path: Path):
     assert page.errors == []
     allowed = (f"{site.url}/", "data:", f"blob:{site.url}/")
     assert [url for url in page.requests if not url.startswith(allowed)] == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_sets_and_novelty(judging, model, site, width, height, tmp_path: Path):
+    measured = {"coverage": {"90": 0.6}, "coverage_rows": 99, "sets": {"90": 0.2}, "set_rows": 99}
+    bundle = dataclasses.replace(judging, calibration=dataclasses.replace(judging.calibration, **measured))
+    mine = Model(bundle, buckets=model.forward.buckets)
+    mine.forward, mine._others = model.forward, model._others  # compiled already
+    said = mine.predict([path.read_bytes() for path in site.many], coverage=0.9, as_sets=True)
+    assert len({one.novelty for one in said}) > 1
+    words = {"known": "Known taxon", "new_below": "New taxon", "outside": "Outside: like no training picture"}
+    with serving(mine, Limits(pictures=3)) as url:
+        page = open_page(site, width, height, url)
+        page.fill("#confidence", "set 0.9")
+        page.drop("#drop", *site.many)
+        page.wait(ANSWERED)
+        for one, text in zip(said, page.value(SEEN), strict=True):
+            assert words[one.novelty] in text
+            assert one.reason_text in text
+            assert all((taxon.name or "unknown") in text for taxon in (one.set or ())[:3])
+            assert ("ight 90 times in 100" in text, ("after all" in text)) == (True, one.novelty != "known")
+        rows = list(csv.DictReader(io.StringIO(page.downloaded("#csv", tmp_path / "answers.csv"))))
+        for one, row in zip(said, rows, strict=True):
+            assert (row["novelty"], row["set_size"]) == (one.novelty, str(one.set_size))
+            assert [taxon[2] for taxon in json.loads(row["set"])] == [taxon.name for taxon in one.set or ()]
+            assert row["novelty_taxon"] == (one.novelty_taxon.name if one.novelty_taxon else "")
+        page.drop("#drop", site.many[0])
+        page.wait(f"{TITLES}.length === 1 && {ANSWERED}")
+        assert page.value("document.querySelectorAll('.set li').length") == len(said[0].set or ())
+        assert f"(known {100 * said[0].known_score:.0f} %, distance" in page.value("document.body.innerText")
+        assert page.value("document.documentElement.scrollWidth <= innerWidth"), "it scrolls to the side"
+        page.screenshot(tmp_path / "page.png")
+        page.fill("#confidence", "0.5")
+        page.wait(f"!document.querySelector('.set') && {ANSWERED}")
+        assert page.errors == []
 
 
 SEEN = "[...document.querySelectorAll('.picture .what')].map((e) => e.innerText.replace(/\\s+/g, ' '))"

@@ -165,6 +165,11 @@ async function introduce() {
   $("more").hidden = $("date-field").hidden && $("elevation-field").hidden;
   const names = [["date", "date-field"], ["elevation", "elevation-field"]].filter(([, id]) => !$(id).hidden);
   $("more-heading").textContent = names.map(([name]) => name).join(" and ").replace(/^./, (c) => c.toUpperCase());
+  if (info.set_coverages.length) {
+    const options = info.set_coverages.map((share) =>
+      h("option", { value: `set ${share}` }, `set that holds the truth ${Math.round(100 * share)} times in 100`));
+    $("confidence").append(h("optgroup", { label: "The smallest set of taxa" }, ...options));
+  }
   if (!$("place").hidden) map.draw();
 }
 
@@ -194,9 +199,13 @@ function changed() {
   state.timer = setTimeout(ask, DELAY);
 }
 
+/* The share of sets that must hold the truth, as text; undefined where no sets are wanted. */
+const coverage = () => $("confidence").value.split("set ")[1];
+
 /* What is known of the pictures, as [name, value] of a form. */
 function given() {
-  const fields = [["min_confidence", $("confidence").value]];
+  const share = coverage();
+  const fields = share ? [["coverage", share], ["as_sets", "true"]] : [["min_confidence", $("confidence").value]];
   for (const name of ["latitude", "longitude", "elevation"]) {
     const input = $(name);
     if (!input.validity.valid) throw new Error(`${name}: ${input.validationMessage}`);
@@ -313,7 +322,7 @@ function show(row) {
 function showAll(rows) {
   const list = rows.map(({ file, prediction, problem }, place) => {
     const text = h("span", { class: "what" }, h("span", { class: "file" }, nameOfFile(file)), h("br"),
-      ...(problem ? [h("span", { class: "problem" }, problem)] : said(prediction)));
+      ...(problem ? [h("span", { class: "problem" }, problem)] : [...said(prediction), ...summary(prediction)]));
     const picture = h("img", { src: state.urls[place], alt: "", loading: "lazy", decoding: "async" });
     const line = h("details", { class: "picture" }, h("summary", {}, picture, text));
     // made when it is opened, since there may be hundreds
@@ -337,7 +346,8 @@ function details(prediction) {
   const titles = used ? [`With ${inputsText(prediction.inputs)}`, "Picture alone"] : ["Picture alone"];
   const kind = (place) => (used && place === 0 ? "with" : "alone");
   titles.slice(0, both.length).forEach((title) => columns.append(h("h3", {}, title)));
-  both.forEach((each, place) => columns.append(h("p", { class: `said ${kind(place)}` }, ...said(each))));
+  both.forEach((each, place) => columns.append(
+    h("div", { class: `said ${kind(place)}` }, ...said(each), ...novelty(each), ...setOf(each))));
   prediction.path.forEach((_, depth) => {
     const rank = prediction.path[depth].rank;
     columns.append(h("h4", { class: "rank" }, rank));
@@ -349,8 +359,47 @@ function details(prediction) {
       columns.append(cell);
     });
   });
-  const notes = h("ul", { class: "notes" }, ...prediction.notes.map((note) => h("li", {}, note)));
-  return [columns, ...(prediction.notes.length ? [notes] : [])];
+  const remarks = [...(prediction.prior_text ? [prediction.prior_text] : []), ...prediction.notes];
+  const notes = h("ul", { class: "notes" }, ...remarks.map((note) => h("li", {}, note)));
+  return [columns, ...(remarks.length ? [notes] : [])];
+}
+
+/* Whether the taxon is one that the model knows, where that is said; perhaps with the scores. */
+function novelty(prediction, scored = true) {
+  const below = prediction.novelty_taxon;
+  const words = {
+    known: "Known taxon",
+    new_below: below ? `New taxon below ${below.rank} ${nameOf(below)}` : "New taxon, below no probable one",
+    outside: "Outside: like no training picture",
+  }[prediction.novelty];
+  if (!words) return [];
+  const distance = Math.round(prediction.outside_score).toLocaleString("en");
+  const scores = ` (known ${percent(prediction.known_score)}, distance ${distance})`;
+  return [h("div", { class: `novelty ${prediction.novelty}` }, words,
+    ...(scored ? [h("span", { class: "common" }, scores)] : []))];
+}
+
+/* The taxa of which one should be the right one, where sets are wanted. */
+function setOf(prediction) {
+  if (!prediction.set) return [];
+  const taxa = prediction.set.map((taxon) => h("li", {}, h("span", {}, `${taxon.rank} ${nameOf(taxon)}`),
+    h("span", { class: "number" }, percent(taxon.probability))));
+  return [h("div", { class: "set" }, `${setText(prediction)}:`, h("ul", {}, ...taxa))];
+}
+
+function setText(prediction) {
+  const { set, set_size: size } = prediction;
+  const within = size === set.length ? "" : ` (${size} taxa in all)`;
+  const ifKnown = ["new_below", "outside"].includes(prediction.novelty) ? "If it is a known taxon after all: " : "";
+  return `${ifKnown}${size === 1 ? "right" : `one of these${within} is right`} ${Math.round(100 * coverage())} times in 100`
+    .replace(/^./, (c) => c.toUpperCase());
+}
+
+/* The same in a line of a list. */
+function summary(prediction) {
+  const names = (prediction.set || []).map(nameOf);
+  const more = names.length > 3 ? `${names.slice(0, 3).join(", ")} and ${names.length - 3} more` : names.join(", ");
+  return [...novelty(prediction, false), ...(names.length ? [h("div", { class: "set" }, `${setText(prediction)}: ${more}`)] : [])];
 }
 
 /* The answers as a table with the columns of the command line's, and why there is no answer. */
@@ -358,13 +407,17 @@ function csv(rows) {
   const ranks = (state.info?.predicted_rank_levels || []).map((level) => state.info.rank_names[level]);
   const parts = ["taxon_id", "name", "probability"];
   const header = ["file", "answer_rank", ...parts.map((part) => `answer_${part}`),
-    ...ranks.flatMap((rank) => parts.map((part) => `${rank}_${part}`)), "inputs", "notes", "reason", "reason_text", "problem"];
+    ...ranks.flatMap((rank) => parts.map((part) => `${rank}_${part}`)), "inputs", "notes", "reason", "reason_text",
+    "set", "set_size", "novelty", "novelty_taxon_id", "novelty_taxon", "known_score", "outside_score", "problem"];
   const taxon = (each) => (each ? parts.map((part) => each[part]) : ["", "", ""]);
   const lines = rows.map(({ file, prediction, problem }) => {
     const path = Object.fromEntries((prediction?.path || []).map((each) => [each.rank, each]));
     return [nameOfFile(file), prediction?.answer?.rank ?? "", ...taxon(prediction?.answer),
       ...ranks.flatMap((rank) => taxon(path[rank])), prediction?.inputs.join(" ") ?? "",
-      prediction?.notes.join("; ") ?? "", prediction?.reason ?? "", prediction?.reason_text ?? "", problem ?? ""];
+      prediction?.notes.join("; ") ?? "", prediction?.reason ?? "", prediction?.reason_text ?? "",
+      prediction?.set ? JSON.stringify(prediction.set.map((each) => [each.rank, ...parts.map((part) => each[part])])) : "",
+      prediction?.set_size ?? "", prediction?.novelty ?? "", prediction?.novelty_taxon?.taxon_id ?? "",
+      prediction?.novelty_taxon?.name ?? "", prediction?.known_score ?? "", prediction?.outside_score ?? "", problem ?? ""];
   });
   const cell = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
   return [header, ...lines].map((line) => `${line.map(cell).join(",")}\n`).join("");
