@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax import ensure_compile_time_eval
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun, jaxprs_in_params
@@ -68,9 +70,17 @@ _CALLS = {
 }
 
 
+def _told(value: Any) -> Hashable:
+    """What tells a value from others: of a constant its content."""
+    if isinstance(value, Tracer):
+        return id(value)
+    array = np.asarray(value)
+    return array.shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
+
+
 def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> Callable[..., list[Any]]:
     """What a traced function computes, without calls of functions in it, and some operations otherwise. What depends on
-    no argument is computed at once.
+    no argument is computed at once, and what is the same operation of the same values once.
 
     Without a parameter of that name in a call: KeyError, and there is no export to ONNX with that version.
 
@@ -79,7 +89,7 @@ def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> 
         function that is called -> what takes its arguments.
     """
 
-    def evaluated(inner: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    def evaluated(inner: ClosedJaxpr, arguments: Sequence[Any], done: dict[Hashable, Any]) -> list[Any]:
         jaxpr = inner.jaxpr
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*inner.consts, *arguments], strict=True))
 
@@ -90,16 +100,21 @@ def inlined(closed: ClosedJaxpr, replaced: Mapping[str, Callable[..., Any]]) -> 
             given, name = [value(atom) for atom in eqn.invars], eqn.primitive.name
             called = str(eqn.params.get("name")) if name in _CALLS else name
             known = not any(isinstance(each, Tracer) for each in given)
+            key = (name, str(eqn.params), *map(_told, given))  # which says not all of functions among the parameters
+            if key in done and not known and not any(True for _ in jaxprs_in_params(eqn.params)):
+                values.update(zip(eqn.outvars, done[key][0], strict=True))
+                continue
             fixed = all(isinstance(size, int) for var in eqn.outvars for size in getattr(var.aval, "shape", ()))
             with ensure_compile_time_eval() if known and fixed else contextlib.nullcontext():
                 if called in replaced:
                     results = [replaced[called](*given, **({} if name in _CALLS else eqn.params))]
                 elif name in _CALLS:
-                    results = evaluated(eqn.params[_CALLS[name]], given)
+                    results = evaluated(eqn.params[_CALLS[name]], given, done)
                 else:
                     made = eqn.primitive.bind(*given, **eqn.params)
                     results = made if eqn.primitive.multiple_results else [made]
+            done[key] = results, given  # which keeps their ids
             values.update(zip(eqn.outvars, results, strict=True))
         return [value(atom) for atom in jaxpr.outvars]
 
-    return lambda *arguments: evaluated(closed, arguments)
+    return lambda *arguments: evaluated(closed, arguments, {})

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 from linnaeus_jax.compat import SEEN, flax_parts, jax_parts, orbax_parts, wandb_parts
 from linnaeus_jax.models import initial
@@ -92,3 +93,29 @@ def test_wandb_names_what_it_keeps_outside(monkeypatch):
     assert [variable for variable, _ in wandb_parts.outside_directories()] == ["WANDB_DATA_DIR", "WANDB_CACHE_DIR"]
     monkeypatch.setattr(wandb_parts.wandb, "env", object())
     assert wandb_parts.outside_directories() == []
+
+
+def test_the_same_operation_of_the_same_values_is_done_once():
+    """Constants are the same by content; what a loop and the like hold is not compared."""
+    one, same, other = (np.full((3, 3), value, np.float32) for value in (2, 2, 3))
+
+    def computed(x):
+        def scaled(by):
+            return jax.lax.scan(lambda x, _: (x * by[:1], None), x, None, length=2)[0]
+
+        return (
+            jnp.ones((x.shape[0], 3))
+            + jnp.dot(x, one)
+            + jax.jit(jnp.dot)(x, same)
+            + jnp.dot(x, other)
+            + scaled(one)
+            + scaled(other)
+        )
+
+    x = np.arange(9, dtype=np.float32).reshape(3, 3)
+    np.testing.assert_allclose(jax_parts.inlined(jax.make_jaxpr(computed)(x), {})(x)[0], computed(x), rtol=1e-6)
+    (rows,) = export.symbolic_shape("b")
+    shape = jax.ShapeDtypeStruct((rows, 3), np.float32)
+    call = jax_parts.inlined(jax.make_jaxpr(computed)(shape), {})
+    operations = [eqn.primitive.name for eqn in jax.make_jaxpr(call)(shape).jaxpr.eqns]
+    assert (operations.count("dot_general"), operations.count("scan")) == (2, 2)
