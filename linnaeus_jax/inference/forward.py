@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from linnaeus_jax import backend
 from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.inference.bundle.members import each_run, with_own_features
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.step.placement import Placement, fetch
@@ -30,6 +31,8 @@ LARGEST_BATCH = 1 << 26
 PRECISION = "highest"
 #: features [B, D] of a picture, as heads get them: with nothing known besides its pixels, and with its metadata
 TRUNK, FUSED = "trunk", "fused"
+#: layer -> outermost modules of a model that come behind it
+BEHIND = {TRUNK: ("head", "fusion"), FUSED: ("head",)}
 
 
 def usual_buckets(size: tuple[int, int], buckets: Sequence[int] = BUCKETS) -> tuple[int, ...]:
@@ -52,7 +55,7 @@ def forward_pass(
     model: ModelFamily, preprocessing: Preprocessing, layers: Sequence[str] = (), *, logits: bool = True
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
     """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}, and
-    {layer: features float32 [B, F]} of `layers`, `TRUNK` or `FUSED`."""
+    {layer: features float32 [B, F]} of `layers`, `TRUNK` or `FUSED`. Of a bundle of several runs see `of_runs`."""
 
     def outputs(module: ModelFamily, pixels: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         encoded = module.encode_image(pixels)
@@ -64,13 +67,34 @@ def forward_pass(
     def compute(variables: Any, image: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         with jax.default_matmul_precision(PRECISION):
             pixels = normalize(image, preprocessing.mean, preprocessing.std)
-            if layers:
-                result: Any = model.apply(variables, pixels, meta, valid, method=outputs)
-            else:
-                result = model.apply(variables, pixels, meta, meta_valid_BK=valid)
-        return result
+            found: list[Any] = []
+            for each in each_run(variables):
+                if layers:
+                    found.append(model.apply(each, pixels, meta, valid, method=outputs))
+                else:
+                    found.append(model.apply(each, pixels, meta, meta_valid_BK=valid))
+        return of_runs(found, variables)
 
     return compute
+
+
+def of_runs(found: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """What the runs of a bundle say together: the mean of their log-probabilities [B, C], and beside each other the
+    features [B, F] of those that have their own; of one run what it says.
+
+    Args:
+      found: of each run, see `forward_pass`.
+    """
+    if len(found) == 1:
+        return dict(found[0])
+    together = {}
+    for name in found[0]:
+        if name in BEHIND:
+            places = with_own_features(variables, BEHIND[name])
+            together[name] = jnp.concatenate([found[place][name] for place in places], axis=1)
+        else:
+            together[name] = jnp.mean(jnp.stack([jax.nn.log_softmax(each[name]) for each in found]), axis=0)
+    return together
 
 
 def layers_of(model: ModelFamily) -> tuple[str, ...]:

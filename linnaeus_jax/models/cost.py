@@ -6,13 +6,14 @@ one; convolutions and matrix products are counted, elementwise work and normalis
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.compat.jax_parts import Jaxpr, JaxprEqn, Var, jaxprs_in_params
+from linnaeus_jax.compat.jax_parts import Jaxpr, JaxprEqn, Var, inlined, jaxprs_in_params
 from linnaeus_jax.models.family import RNG_STREAMS, ModelFamily
 from linnaeus_jax.models.names import abstract_variables, parameter_table
 
@@ -38,6 +39,22 @@ def forward_multiply_adds(model: ModelFamily) -> int:
     """Multiply-adds of one picture's way through the model in evaluation, with all its metadata and heads."""
     model = _counted(model)
     return multiply_adds(jax.make_jaxpr(model.apply)(abstract_variables(model), *_inputs(model, 1)).jaxpr)
+
+
+def multiply_adds_behind(model: ModelFamily, paths: Collection[tuple[str, ...]]) -> int:
+    """Those of `forward_multiply_adds` that depend on some variables, at these paths from the collection on."""
+    model = _counted(model)
+    variables = abstract_variables(model)
+    closed = jax.make_jaxpr(model.apply)(variables, *_inputs(model, 1))
+    jaxpr = jax.make_jaxpr(inlined(closed, {}))(*closed.in_avals).jaxpr
+    leaves = jax.tree_util.tree_leaves_with_path(variables)
+    reached = {var for var, (path, _) in zip(jaxpr.invars, leaves) if tuple(key.key for key in path) in paths}
+    count = 0
+    for equation in jaxpr.eqns:
+        if any(isinstance(value, Var) and value in reached for value in equation.invars):
+            reached.update(equation.outvars)
+            count += _equation(equation)
+    return count
 
 
 def multiply_adds(jaxpr: Jaxpr) -> int:

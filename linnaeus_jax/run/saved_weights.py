@@ -215,6 +215,8 @@ def _bundle_state(path: Path) -> StateFile:
         for name in (BUNDLE_WEIGHTS, BUNDLE_CLASSES):
             if damage_of(path / name, str(about["files"][name])):
                 raise UserError(f"{path / name} is not the file that was written into the bundle; copy it again")
+        if (runs := about.get("runs", 1)) != 1:
+            raise UserError(f"{path} holds the weights of {runs} runs; name one of the runs, or a bundle of one")
         state = read_state(path / BUNDLE_WEIGHTS)
         classes = ids_of_maps(read_json(path / BUNDLE_CLASSES), BUNDLE_CLASSES)
         known = {

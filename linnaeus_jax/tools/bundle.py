@@ -2,6 +2,7 @@
 
     linnaeus bundle runs/quickstart bundle --licence "CC BY 4.0"
     linnaeus bundle runs/quickstart bundle --checkpoint newest --without-data
+    linnaeus bundle runs/seed0 runs/seed1 runs/seed2 bundle
     linnaeus bundle --from-weights birds.tflite --labels birds.txt bundle
 
 It takes the best checkpoint by the run's own ranking (`--checkpoint best`), and the moving average of the parameters
@@ -10,6 +11,10 @@ are fitted on them, so that probabilities are what they say, and README.md tells
 must be where the run's configuration says; --without-data does without them, and without calibration. Features of
 training rows, of each class at most 50 and about 5,000 in all, say what a known taxon looks like (--no-novelty: without
 them): one forward pass of each, or what follows of it where the run has stored the rest.
+
+Of several runs, such as seeds of one configuration, the mean of the log-probabilities is answered. Their models,
+classes, pictures and training rows must be the same. What they share, such as blocks that none of them has trained, is
+kept and computed once; the card says what an answer costs.
 
 --from-weights makes a bundle of a published classifier as it is, without any training: a file of weights, or a name as
 model.pretrained takes it. --labels is a text file with the scientific name of each class, one a line; it is not needed
@@ -34,7 +39,7 @@ from linnaeus_jax.config.errors import UserError
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit status."""
     parser = tools.parser("bundle", __doc__)
-    parser.add_argument("run", type=Path, nargs="?", help="the run directory")
+    parser.add_argument("runs", type=Path, nargs="*", metavar="run", help="the run directory, or several")
     parser.add_argument("out", type=Path, help="the directory to write")
     parser.add_argument("--checkpoint", default="best", help="best (default), newest or a step")
     parser.add_argument("--weights", choices=("ema", "last"), default="", help="default: ema where the run kept one")
@@ -54,8 +59,9 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.step.process import set_up_inference
 
     set_up_inference()
-    from linnaeus_jax.inference.bundle.bundle import bundle_of_run
+    from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
+    from linnaeus_jax.inference.bundle.members import bundle_of_members
     from linnaeus_jax.inference.forward import layers_of
     from linnaeus_jax.inference.onnx_program import onnx_program, translator
     from linnaeus_jax.inference.paths import NOT_FINITE
@@ -72,12 +78,13 @@ def main(argv: Sequence[str]) -> int:
         and options.labels is None
         and (scheme_of(options.from_weights) in FETCHED or hub_settings(options.from_weights).labels)
     )
-    if published == (options.run is not None) or published != (options.labels is not None or bool(named)):
+    if published == bool(options.runs) or published != (options.labels is not None or bool(named)):
         raise UserError(
             "give either a run directory, or --from-weights FILE with --labels FILE, unless its description names them"
         )
     if options.taxonomy and not published:
         raise UserError(f"--taxonomy {options.taxonomy} is for --from-weights: a run has its ranks already")
+    runs: list[Bundle] = []
     check_out(options.out, force=options.force)
     if options.onnx:
         translator()
@@ -86,14 +93,15 @@ def main(argv: Sequence[str]) -> int:
 
         bundle = bundle_from_weights(options.from_weights, options.labels, options.taxonomy)
     else:
-        bundle = bundle_of_run(options.run, options.checkpoint, options.weights or "ema")
+        runs = [bundle_of_run(run, options.checkpoint, options.weights or "ema") for run in options.runs]
+        bundle = bundle_of_members(runs)
     if options.weights == "ema" and bundle.facts["weights"] != "ema":
-        raise UserError(f"{options.run} kept no moving average (train.ema.enabled); use --weights last")
+        raise UserError(f"{bundle.source} kept no moving average (train.ema.enabled); use --weights last")
     facts = {**bundle.facts, **({"licence": options.licence.strip()} if options.licence.strip() else {})}
     bundle, measured = dataclasses.replace(bundle, facts=facts), None
     if not options.without_data and not published:
         with tools.progress_bar("batches") as progress:
-            rows = read_rows(bundle, progress, novelty=not options.no_novelty)
+            rows = read_rows(bundle, progress, runs=runs, novelty=not options.no_novelty)
         with console.status("fitting temperatures"):
             measured = measure(rows, bundle)
             bundle, measured = with_novelty(calibrated(bundle, measured), measured)
@@ -107,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     which = "as published"
     if not published:
         which = "moving average" if bundle.facts["weights"] == "ema" else "last parameters"
-        which += f" after {bundle.facts['step']} updates"
+        which += f" after {' and '.join(str(run.facts['step']) for run in runs)} updates"
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file()) / 1e6
     how = "not calibrated" if measured is None else f"calibrated on {len(measured.rows.labels):,} {measured.rows.kind}"
     text = f"{options.out}: {size:.1f} MB; {which}, {how}; read its README.md"

@@ -151,9 +151,10 @@ def main(argv: Sequence[str]) -> int:
         remove(args.out, finished=False)
     else:
         summary = embed(args, model, jobs, ranks, about)
+    of_runs = f" of {about['runs']} runs" if "runs" in about else ""
     predict.say(
         f"{args.out}: {summary.answered:,} vectors of {about['width']:,} numbers, {about['dtype']}, layer "
-        f"{about['layer']}{', of length 1' * args.normalize}"
+        f"{about['layer']}{of_runs}{', of length 1' * args.normalize}"
     )
     if left := summary.pictures - summary.answered:
         predict.say(f"{left:,} of {summary.pictures:,} pictures have none, listed in {args.out}.unreadable.csv")

@@ -13,7 +13,13 @@ import h5py
 import numpy as np
 import pytest
 
+from linnaeus_jax.data.image_sources import open_split
+from linnaeus_jax.inference.bundle.bundle import bundle_of_run
 from linnaeus_jax.inference.bundle.files import read_bundle
+from linnaeus_jax.inference.model import load
+from linnaeus_jax.inference.paths import log_softmax
+from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, read_rows
+from linnaeus_jax.run.evaluate import load as evaluation_of
 from linnaeus_jax.tools import bundle as tool
 from linnaeus_jax.tools import evaluate
 from tests.npz import load_npz
@@ -88,6 +94,45 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
     assert tool.main([str(run), str(tmp_path / "c")]) == 2
     assert "has an answer: the outputs of the model are not finite" in capsys.readouterr().err
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.slow
+def test_of_several_runs(tmp_path, one_device, capsys):
+    """Calibrated on what they say together of the rows that none was trained on."""
+    save_run(tmp_path / "one", tiny_config(tmp_path / "data"), {3: 0.2})
+    save_run(tmp_path / "two", tiny_config(tmp_path / "data", train__seed=1), {4: 0.2})
+    save_run(tmp_path / "other", tiny_config(tmp_path / "data", data__h5__train_val_split_seed=7), {5: 0.2})
+    one, two, other, out = (str(tmp_path / name) for name in ("one", "two", "other", "b"))
+    assert tool.main([one, other, out]) == 2
+    assert "other was trained on or validated by other rows than" in " ".join(capsys.readouterr().err.split())
+    assert tool.main([one, other, out, "--without-data"]) == 0
+    assert tool.main([one, one, str(tmp_path / "c")]) == 2
+    assert "have the same weights; give each run once" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "c").exists()
+    assert tool.main([one, two, out, "--force"]) == 0
+    assert "after 3 and 4 updates, calibrated on 24 validation rows" in " ".join(capsys.readouterr().out.split())
+    bundle, runs = read_bundle(tmp_path / "b"), [bundle_of_run(Path(run)) for run in (one, two)]
+    assert bundle.statistics is not None or not bundle.calibration.novelty
+    together, alone = read_rows(bundle, runs=runs, novelty=True), [read_rows(run, novelty=True) for run in runs]
+    for phase in (WITH, WITHOUT):
+        for task, z in together.logits[phase].items():
+            mean = np.mean([log_softmax(each.logits[phase][task]) for each in alone], axis=0)
+            np.testing.assert_allclose(z, mean, atol=1e-4)
+    both = [
+        np.concatenate([of(each) for each in alone], axis=1) for of in (lambda r: r.features, lambda r: r.trained[0])
+    ]
+    np.testing.assert_array_equal(together.features, both[0])
+    assert together.trained is not None
+    np.testing.assert_array_equal(together.trained[0], both[1])
+    # what is calibrated is what the bundle gives
+    model = load(tmp_path / "b", buckets=(8,))
+    loaded = evaluation_of(Path(one))
+    split = loaded.dataset.val
+    pixels = np.empty((len(split), 32, 32, 3), np.uint8)
+    open_split(loaded.experiment.config, split).read(split.rows, pixels)
+    found = model.forward(pixels, split.meta, split.meta_valid)
+    for task, z in together.logits[WITH].items():
+        np.testing.assert_allclose(np.sort(found[task], axis=0), np.sort(z, axis=0), atol=1e-3)
 
 
 FAR_AWAY = """

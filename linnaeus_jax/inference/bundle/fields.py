@@ -17,6 +17,8 @@ LARGEST_SIDE = 4096
 LEAST_DEVIATION = 1e-6
 #: numbers within the settings of a model; its family knows more
 LARGEST_SETTING = 1e9
+#: in a bundle
+MOST_RUNS = 16
 #: how deep objects and lists may lie within each other
 DEEPEST = 20
 _WAVE = re.compile(r"elev_0+(?:\.0+)?_(?:sin|cos)")
@@ -108,6 +110,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "metadata": ("a list of objects with name and columns", _list_of(_is_object)),
     "date_is_midnight": ("true or false", _is_flag),
     "ranks": ("a list of ranks", _list_of(_is_text)),
+    "runs": (f"a number of runs from 2 to {MOST_RUNS}", lambda value: _is_count(value) and 2 <= value <= MOST_RUNS),
     "calibration": ("an object", _is_object),
     "calibration.ranks": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
     "calibration.paths": ("a temperature from 0.001 to 1000 for each rank", _temperatures),
@@ -123,6 +126,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.novelty_rows": ("a number of rows", _is_count),
     "facts.title": ("a text", _is_text),
     "facts.step": ("a number of updates", _is_count),
+    "facts.steps": ("a list of numbers of updates", _list_of(_is_count)),
     "facts.weights": ("a text", _is_text),
     "facts.licence": ("a text", _is_text),
     "facts.initial weights": ("a text", _is_text),
@@ -137,6 +141,7 @@ _OPTIONAL = (
     "plugins",
     "date_is_midnight",
     "ranks",
+    "runs",
     "calibration.rows",
     "calibration.coverage",
     "calibration.path_counts",
@@ -152,7 +157,7 @@ _CLOSED = ("image", "calibration")
 
 def check_fields(about: Mapping[str, Any]) -> None:
     """Raises FieldError for the first field of a bundle.json that cannot be used, whatever its digest says."""
-    for path, value in _leaves(about, "", DEEPEST):
+    for path, value in leaves(about, "", DEEPEST):
         if isinstance(value, float) and not math.isfinite(value):
             raise FieldError(f"{path} is {value}; a finite number is needed")
         if path.startswith("model.") and isinstance(value, (int, float)) and abs(value) > LARGEST_SETTING:
@@ -215,7 +220,7 @@ def check_sizes(model: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
     """Raises FieldError where the model has more layers than its file of weights has arrays, or wider ones than any of
     them: to find out by building it could take all memory, or for ever."""
     widest = max((max(array.shape, default=1) for array in arrays.values()), default=1)
-    for path, value in _leaves(model, "model", DEEPEST):
+    for path, value in leaves(model, "model", DEEPEST):
         key = path.split(".")[-2] if path[-1:].isdigit() else ""
         most = {"depths": len(arrays)}.get(key, widest if key in _WIDTHS else LARGEST_SETTING)
         if isinstance(value, (int, float)) and value > most:
@@ -225,8 +230,12 @@ def check_sizes(model: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
             )
 
 
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that is no object and no list."""
+def leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """(path, value) of everything that is no object and no list.
+
+    Raises:
+      FieldError: it is more than `depth` deep.
+    """
     if not isinstance(value, (dict, list)):
         yield path, value
         return
@@ -234,7 +243,7 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         raise FieldError(f"{path[:100]} is nested more than {DEEPEST} deep")
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, each in items:
-        yield from _leaves(each, f"{path}.{str(key)[:100]}" if path else str(key)[:100], depth - 1)
+        yield from leaves(each, f"{path}.{str(key)[:100]}" if path else str(key)[:100], depth - 1)
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,8 @@
 """A bundle as a directory: written whole or not at all, and read only if every file is what was written.
 
 bundle.json           format, model, preprocessing, metadata, calibration, facts, and a SHA-256 of every file
-weights.safetensors   parameters and running statistics under their canonical names
+weights.safetensors   parameters and running statistics under their canonical names; of the second run and further
+                      ones, where they are not those of the first, after "2/" and so on
 taxonomy.json         the tree, as in a run's assets
 class_index_map.json  taxon ids of the classes and back, and their names
 changed_taxonomy.json the same of the taxa that are answered, where names have changed since the training
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from linnaeus_jax import __version__
 from linnaeus_jax.config.errors import UserError
@@ -39,6 +41,7 @@ from linnaeus_jax.files import (
 )
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
+from linnaeus_jax.inference.bundle.members import OTHERS, each_run, with_others
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import (
     CHANGED,
@@ -50,6 +53,7 @@ from linnaeus_jax.inference.bundle.taxonomy import (
     read_taxonomy,
     write_taxonomy,
 )
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch, params_to_torch
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.registry import BUNDLE_LAYOUTS
@@ -59,8 +63,8 @@ from linnaeus_jax.weights.settings import DEFAULTS
 
 WEIGHTS, ONNX, STATISTICS = BUNDLE_WEIGHTS, "model.onnx", "feature_statistics.safetensors"
 FORMAT = "linnaeus_jax bundle"
-#: the second has `CHANGED`, which programs that read the first alone would pass over
-FORMAT_VERSIONS = 1, 2
+#: the second has `CHANGED`, the third weights of several runs, which programs that read the first alone would pass over
+FORMAT_VERSIONS = 1, 2, 3
 
 
 def told_by() -> tuple[str, ...]:
@@ -145,19 +149,36 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
         taxonomy = changed_of(taxonomy, path / CHANGED)
     state = read_state(path / WEIGHTS).arrays
     check_sizes(about["model"], state)
+    parts = _of_each_run(state, about.get("runs", 1))
     components = tuple(Component(each["name"], tuple(each["columns"])) for each in about["metadata"])
     encoder = MetadataEncoder(components, bool(about.get("date_is_midnight", False)))
     model = model_of(settings, preprocessing, encoder, taxonomy)
+    variables = with_others([_variables(model, part) for part in parts])
+    rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
+    onnx = (path / ONNX).read_bytes() if ONNX in about["files"] else b""
+    statistics = FeatureStatistics.read(path / STATISTICS, taxonomy.of_heads) if STATISTICS in about["files"] else None
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx, statistics)
+
+
+def _of_each_run(state: Mapping[str, np.ndarray], runs: int) -> list[dict[str, np.ndarray]]:
+    """All arrays of every run. Raises ValueError where these are of another number of runs."""
+    of_run: dict[str, dict[str, np.ndarray]] = {"": {}}
+    for name, array in state.items():
+        number, _, own = name.rpartition("/")
+        of_run.setdefault(number, {})[own] = array
+    if set(of_run) != {"", *map(str, range(2, runs + 1))}:
+        raise ValueError(f"{WEIGHTS} holds arrays that are not those of the number of runs that is declared, {runs}")
+    return [of_run[""] | of_run[number] for number in sorted(of_run, key=lambda number: int(number or 1))]
+
+
+def _variables(model: ModelFamily, state: dict[str, np.ndarray]) -> dict[str, Any]:
     variables = {}
     for collection, like in abstract_variables(model).items():
         names = [name for name, _, _ in named_leaves(like)]
         variables[collection] = params_from_torch({name: state.pop(name) for name in names if name in state}, like)
     if state:
         raise ValueError(f"{WEIGHTS} holds {', '.join(sorted(state)[:5])}, which the model does not have")
-    rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
-    onnx = (path / ONNX).read_bytes() if ONNX in about["files"] else b""
-    statistics = FeatureStatistics.read(path / STATISTICS, taxonomy.of_heads) if STATISTICS in about["files"] else None
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx, statistics)
+    return variables
 
 
 def write_bundle(
@@ -187,8 +208,10 @@ def write_bundle(
 
 def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | None) -> None:
     arrays: dict[str, np.ndarray] = {}
-    for collection in bundle.variables.values():
-        arrays |= params_to_torch(collection)
+    first, others = each_run(bundle.variables)[0], bundle.variables.get(OTHERS, ())
+    for prefix, trees in [("", first), *((f"{n}/", unflatten_dict(own)) for n, own in enumerate(others, start=2))]:
+        for collection in trees.values():
+            arrays |= {f"{prefix}{name}": array for name, array in params_to_torch(collection).items()}
     write_state(directory / WEIGHTS, arrays, {"format": FORMAT})
     write_taxonomy(bundle.taxonomy.of_heads, directory / TAXONOMY, directory / CLASS_MAP)
     if bundle.taxonomy.heads:
@@ -219,11 +242,16 @@ def check_replaceable(out: Path, what: str, is_one: bool, *, force: bool) -> Non
         raise UserError(f"{out} holds {what}; replace it with --force, or choose another directory")
 
 
+def format_version(bundle: Bundle) -> int:
+    """The least one that says all of it."""
+    return 3 if OTHERS in bundle.variables else FORMAT_VERSIONS[bundle.taxonomy.heads is not None]
+
+
 def _about(bundle: Bundle) -> dict[str, Any]:
     model = {key: value for key, value in nested(bundle.settings).items() if key not in DEFAULTS}
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSIONS[bundle.taxonomy.heads is not None],
+        "format_version": format_version(bundle),
         "version": __version__,
         "facts": dict(bundle.facts),
         "plugins": list(bundle.plugins),
@@ -232,5 +260,6 @@ def _about(bundle: Bundle) -> dict[str, Any]:
         "metadata": [{"name": c.name, "columns": list(c.columns)} for c in bundle.encoder.components],
         "date_is_midnight": bundle.encoder.date_is_midnight,
         "ranks": list(bundle.tasks),
+        **({"runs": runs} if (runs := 1 + len(bundle.variables.get(OTHERS, ()))) > 1 else {}),
         "calibration": dataclasses.asdict(bundle.calibration),
     }

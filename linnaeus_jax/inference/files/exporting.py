@@ -8,7 +8,7 @@ example.py            pictures -> names, by jax, flatbuffers, numpy and pillow a
 pixels.py             what it reads pictures with, a copy of `data.portable_images`
 answers.py            what its outputs say, a copy of `inference.portable_answers`
 README.md             what these files are, and which versions of JAX read the program
-weights.safetensors   as of `weights.exporting`
+weights.safetensors   as of `weights.exporting`; of a bundle of several runs also weights_2.safetensors and so on
 
 With `onnx`, for other runtimes: model.onnx, see `inference.onnx_program`, and example_onnx.py, by onnxruntime; with
 images for it, also model_int8.onnx, see `inference.files.onnx_int8`.
@@ -35,6 +35,7 @@ from linnaeus_jax.files import json_text, replaced_directory, write_json
 from linnaeus_jax.inference import portable_answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.files import check_replaceable
+from linnaeus_jax.inference.bundle.members import each_run
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.files.onnx_int8 import int8_program
@@ -109,8 +110,6 @@ def write_export(
     in_onnx = onnx_program(bundle, json_text(meaning)) if onnx else b""
     small, same = (b"", {}) if int8 is None else int8_program(in_onnx, int8, bundle.tasks)
     settings, trained = bundle.settings, bundle.taxonomy.of_heads
-    params = bundle.variables["params"]
-    collections = {name: tree for name, tree in bundle.variables.items() if name != "params"}
     step, classes = int(bundle.facts.get("step", 0)), {task: ids.tolist() for task, ids in trained.classes.items()}
     which = str(bundle.facts.get("weights", "last"))
     about = facts(bundle.model, settings["type"], settings["variant"], classes, weights=which, step=step)
@@ -128,8 +127,9 @@ def write_export(
             (unfinished / ONNX_EXAMPLE).write_text(_example(bundle, _BY_ONNX), encoding="utf-8", newline="\n")
         for name, module in ((PIXELS, portable_images), (ANSWERS, portable_answers)):
             (unfinished / name).write_text(inspect.getsource(module), encoding="utf-8")
-        state = torch_state(bundle.model, params, collections, step, trained.tree.parent)
-        write_state(unfinished / WEIGHTS, state, about)
+        for number, collections in enumerate(each_run(bundle.variables), start=1):
+            state = torch_state(bundle.model, collections.pop("params"), collections, step, trained.tree.parent)
+            write_state(unfinished / (WEIGHTS if number == 1 else f"weights_{number}.safetensors"), state, about)
     if not small:
         return [readable]
     agreement = ", ".join(f"{100 * share:.1f} % of the {trained.ranks[task]}" for task, share in same.items())

@@ -35,6 +35,7 @@ from polars.io.plugins import register_io_source
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import json_text, replaced_file
 from linnaeus_jax.inference.bundle.bundle import Bundle
+from linnaeus_jax.inference.bundle.members import each_run, with_own_features
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, Part, over_files
 from linnaeus_jax.inference.files.prediction_lines import csv_line, unreadable_lines
@@ -47,7 +48,7 @@ from linnaeus_jax.inference.files.unfinished import (
     opened,
     sidecar_path,
 )
-from linnaeus_jax.inference.forward import TRUNK
+from linnaeus_jax.inference.forward import BEHIND
 from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.paths import Logits
 
@@ -68,9 +69,11 @@ Vectors = NDArray[np.floating]
 def about_vectors(model: Model, layer: str, dtype: str, normalize: bool) -> dict[str, Any]:
     """What vectors follow from and what they are, as JSON types."""
     how = json_text(asdict(model.bundle.preprocessing), sort_keys=True)
+    runs = len(with_own_features(model.bundle.variables, BEHIND[layer]))
     return {
         "title": str(model.bundle.facts.get("title", "")),
         "layer": layer,
+        **({"runs": runs} if runs > 1 else {}),
         "width": model.giving(layer).width(layer),
         "dtype": dtype,
         "normalized": normalize,
@@ -81,11 +84,12 @@ def about_vectors(model: Model, layer: str, dtype: str, normalize: bool) -> dict
 
 def digest_of_weights(bundle: Bundle, layer: str) -> str:
     """SHA-256 of all that a layer is computed with: models that differ in their heads alone have the same."""
-    digest, behind = hashlib.sha256(), ("head", "fusion") if layer == TRUNK else ("head",)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(dict(bundle.variables)):
-        if not str(path[1].key).startswith(behind):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(leaf).tobytes())
+    digest, runs = hashlib.sha256(), each_run(bundle.variables)
+    for place in with_own_features(bundle.variables, BEHIND[layer]):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(runs[place]):
+            if path[1].key not in BEHIND[layer]:
+                digest.update(jax.tree_util.keystr(path).encode())
+                digest.update(np.ascontiguousarray(leaf).tobytes())
     return digest.hexdigest()
 
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from linnaeus_jax.inference import conformal
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle
-from linnaeus_jax.inference.bundle.files import FORMAT, FORMAT_VERSIONS
+from linnaeus_jax.inference.bundle.files import FORMAT, format_version
+from linnaeus_jax.inference.bundle.members import OTHERS, described
 from linnaeus_jax.inference.paths import EVIDENCE
 from linnaeus_jax.inference.pooling import MEAN
 from linnaeus_jax.inference.quality.measured_novelty import card_section
@@ -254,8 +255,11 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
         ("metadata", "; ".join(metadata) or "none"),
         ("taxa", classes),
         ("unknown", "can be answered at any rank" if bundle.taxonomy.first else "is no class of this model"),
-        ("format", f"{FORMAT}, version {FORMAT_VERSIONS[bundle.taxonomy.heads is not None]}"),
+        ("format", f"{FORMAT}, version {format_version(bundle)}"),
     ]
+    if OTHERS in bundle.variables:
+        steps = ", ".join(f"{step:,}" for step in facts["steps"])
+        rows[1:3] = [*described(bundle), ("weights", f"{weights} after {steps} updates")]
     if "names" in facts:
         rows.append(("names", f"changed after the training, by {one_cell(str(facts['names']))}"))
     if measured is not None:

@@ -161,7 +161,7 @@ def evaluation_page(bundle: Bundle, evaluated: Evaluated, pictures: Pictures) ->
 def _overview(bundle: Bundle, numbers: Mapping[str, Any]) -> str:
     rows = [
         ("model", f"{bundle.settings.get('type')} {bundle.settings.get('variant')}"),
-        ("after updates", bundle.facts.get("step")),
+        ("after updates", bundle.facts.get("step", bundle.facts.get("steps"))),
         ("labels file", Path(numbers["labels"]).name),
         ("split", numbers["split"]),
         ("rows with a taxon", numbers["rows"]),

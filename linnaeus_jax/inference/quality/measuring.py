@@ -19,7 +19,7 @@ from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.statistics import MOST_FEATURES, FeatureStatistics
-from linnaeus_jax.inference.forward import layers_of
+from linnaeus_jax.inference.forward import layers_of, of_runs
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pooling import LEAST_GROUPS
 from linnaeus_jax.inference.quality.calibration import fit, judge
@@ -110,10 +110,30 @@ class Measured:
     novelty: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """What one run says of the rows that were drawn, finite or not.
+
+    Attributes:
+      logits, test, trained, folds: see `Rows`; those of `WITH` have features under the name of their layer.
+      rows: what tells these rows, and those that the run was trained on, from others.
+    """
+
+    loaded: Loaded
+    split: Split
+    total: int
+    logits: Mapping[str, Logits]
+    test: tuple[Logits, NDArray[np.int32]] | None
+    trained: tuple[Logits, NDArray[np.int32]] | None
+    folds: bool
+    rows: tuple[Any, ...]
+
+
 def read_rows(
     bundle: Bundle,
     progress: Callable[[int, int], None] | None = None,
     *,
+    runs: Sequence[Bundle] = (),
     most_rows: int = MOST_ROWS,
     seed: int = 0,
     novelty: bool = False,
@@ -121,12 +141,60 @@ def read_rows(
     """Evaluates the weights of a bundle, which was read from a run, on a sample of the run's validation rows.
 
     Args:
+      runs: of a bundle of several, each by itself.
       novelty: features, too, and those of a sample of the training rows.
 
     Raises:
-      UserError: the data of the run cannot be read, or it has no validation rows.
+      UserError: the data of the run cannot be read, it has no validation rows, or other runs were trained on them.
       NotFiniteError: the outputs of the model are finite for none of them.
     """
+    runs, layer = runs or (bundle,), layers_of(bundle.model)[0]
+    most = most_rows, MOST_BYTES // len(runs)
+    outputs = [_outputs(run, progress, *most, seed, novelty=novelty) for run in runs]
+    first, split = outputs[0], outputs[0].split
+    for run, found in zip(runs, outputs, strict=True):
+        _check_rows(runs[0], first, run, found)
+
+    def together(found: Sequence[Logits]) -> dict[str, NDArray[np.float32]]:
+        return {name: np.asarray(z) for name, z in of_runs(found, bundle.variables).items()}
+
+    def finite_ones(found: Sequence[tuple[Logits, NDArray[np.int32]]]) -> tuple[Logits, NDArray[np.int32]] | None:
+        said = together([each for each, _ in found])
+        kept = finite_rows(said)
+        return (some(said, kept), found[0][1][kept]) if kept.any() else None
+
+    logits = {phase: together([each.logits[phase] for each in outputs]) for phase in first.logits}
+    features = logits[WITH].pop(layer, None)
+    finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
+    if not finite.any():
+        raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
+    trained = finite_ones([each.trained for each in outputs if each.trained]) if first.trained else None
+    return Rows(
+        {phase: some(of_phase, finite) for phase, of_phase in logits.items()},
+        split.labels[finite],
+        tuple((kind, name, rows[finite]) for kind, name, rows in _subsets(first.loaded, split)),
+        first.total,
+        license_counts(first.loaded.dataset.train.table.path, np.sort(first.loaded.dataset.train.rows)),
+        int(np.count_nonzero(~finite)),
+        finite_ones([each.test for each in outputs if each.test]) if first.test else None,
+        first.folds,
+        occurrence_numbers([(split.table, split.rows[finite])])
+        if all(not each.folds or folds_by_occurrence(each.loaded.experiment.directory) for each in outputs)
+        else None,
+        None if features is None else features[finite],
+        None if trained is None else (trained[0][layer], trained[1]),
+    )
+
+
+def _outputs(
+    bundle: Bundle,
+    progress: Callable[[int, int], None] | None,
+    most_rows: int,
+    most_bytes: int,
+    seed: int,
+    *,
+    novelty: bool,
+) -> _Outputs:
     try:
         loaded = load(bundle.source, str(bundle.facts["step"]))
     except UserError as error:
@@ -139,7 +207,7 @@ def read_rows(
         raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
     phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
-    most_rows = min(most_rows, max(1, MOST_BYTES // row_bytes))
+    most_rows, layer = min(most_rows, max(1, most_bytes // row_bytes)), layers_of(bundle.model)[0]
     loaded = _with_weights(loaded, bundle)
     folds = None if bundle.facts["step"] else out_of_fold(loaded.experiment.directory, loaded.dataset)
     if folds is not None:
@@ -155,24 +223,32 @@ def read_rows(
         kept = {phase: dict(each.logits) for phase, each in evaluation.predictions.items()}
         features = [of_phase.pop(VECTORS, None) for of_phase in kept.values()][0]  # of `WITH`, which stands first
         logits = {**kept}
-    finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
-    if not finite.any():
-        raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
-    return Rows(
-        {phase: some(of_phase, finite) for phase, of_phase in logits.items()},
-        split.labels[finite],
-        tuple((kind, name, rows[finite]) for kind, name, rows in _subsets(loaded, split)),
-        len(whole),
-        license_counts(loaded.dataset.train.table.path, np.sort(loaded.dataset.train.rows)),
-        int(np.count_nonzero(~finite)),
-        _test_rows(loaded, most_rows, seed, progress),
-        folds is not None,
-        occurrence_numbers([(split.table, split.rows[finite])])
-        if folds is None or folds_by_occurrence(loaded.experiment.directory)
-        else None,
-        None if features is None else features[finite],
-        _trained(loaded, seed, progress) if novelty and folds is None else None,
-    )
+    if features is not None:
+        logits[WITH] = {**logits[WITH], layer: features}
+    test = _test_rows(loaded, most_rows, seed, progress)
+    trained = None
+    if novelty and folds is None:
+        of_trained, known = _trained(loaded, seed, progress)
+        trained = {layer: of_trained}, known
+    labels = [split.labels, *(found[1] for found in (test, trained) if found)]
+    rows = (loaded.training_rows, split.rows.tobytes(), [each.tobytes() for each in labels])
+    return _Outputs(loaded, split, len(whole), logits, test, trained, folds is not None, rows)
+
+
+def _check_rows(first: Bundle, wanted: _Outputs, run: Bundle, found: _Outputs) -> None:
+    """Raises UserError where one run was trained on rows that another one is judged by."""
+    if wanted.folds != found.folds:
+        fitted, other = (run, first) if found.folds else (first, run)
+        raise UserError(
+            f"the heads of {fitted.source} (step 0) are fitted to its validation rows, too, those of {other.source} "
+            "are not: they cannot be calibrated together; leave one out, or choose a --checkpoint that all have"
+        )
+    if wanted.rows != found.rows:
+        raise UserError(
+            f"{run.source} was trained on or validated by other rows than {first.source}, so that none are left to "
+            "calibrate both on; give runs of the same data with the same data.h5.train_val_split_seed, or use "
+            "--without-data"
+        )
 
 
 def _features(loaded: Loaded, split: Split, progress: Callable[[int, int], None] | None) -> NDArray[np.float32]:
@@ -196,9 +272,7 @@ def _trained(
     most = max(int((number < 2).sum()), TRAINED)
     chosen = order[np.argsort(number, kind="stable")[: int(min(most, (number < OF_CLASS).sum(), MOST_ROWS))]]
     split = split.take(np.sort(chosen))
-    features = _features(loaded, split, progress)
-    finite = np.isfinite(features).all(axis=1)
-    return features[finite], split.labels[finite]
+    return _features(loaded, split, progress), split.labels
 
 
 def _test_rows(
@@ -212,8 +286,7 @@ def _test_rows(
         log.warning("test rows are not measured: %s", error)
         return None
     found = evaluate(loaded, (MAIN,), split, logits=True, progress=progress).predictions[WITH]
-    finite = finite_rows(found.logits)
-    return (some(found.logits, finite), found.label[finite]) if finite.any() else None
+    return found.logits, found.label
 
 
 def measure(rows: Rows, bundle: Bundle, seed: int = 0) -> Measured:

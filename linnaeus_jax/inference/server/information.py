@@ -99,7 +99,9 @@ class ModelInformation(Information):
     """Answer of `GET /info`; null where it is not known."""
 
     model_name: Annotated[str, Found(lambda it: it.name)]
-    model_version: Annotated[str, Found(lambda it: it.fact("version") or f"step {it.fact('step') or 'unknown'}")]
+    model_version: Annotated[
+        str, Found(lambda it: it.fact("version") or f"step {it.fact('step') or it.fact('steps') or 'unknown'}")
+    ]
     model_architecture: Annotated[
         str, Found(lambda it: " ".join(str(it.bundle.settings.get(key, "")) for key in ("type", "variant")).strip())
     ]
