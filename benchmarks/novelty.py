@@ -39,6 +39,7 @@ from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.novelty import SHARE, Novelty
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality import calibration, measured_novelty
+from linnaeus_jax.learning.discriminant import Affine
 from linnaeus_jax.learning.regression import fit_ranks
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 
@@ -59,6 +60,7 @@ class Hidden:
     Attributes:
       x: features [N, D]; logits: task -> [N, C]; label: [N, T], `UNKNOWN` of taxa that it does not know.
       train, val, test, new: bool [N]; rows of hidden species are `new` and nothing else.
+      heads: task -> kernel and bias.
     """
 
     taxonomy: Taxonomy
@@ -70,17 +72,19 @@ class Hidden:
     test: Array
     new: Array
     temperatures: calibration.Calibration
+    heads: Mapping[str, Affine]
 
 
-def hidden_model(folder: Path, tasks: Sequence[str], seed: int) -> Hidden:
-    """Heads on the features of a set, without a share of its species."""
+def hidden_model(folder: Path, tasks: Sequence[str], seed: int, drawn: Sequence[int] | None = None) -> Hidden:
+    """Heads on the features of a set, without some of its species, or a share that is drawn."""
     (path,) = folder.glob("pixels-*/labels.h5")
     x = np.load(folder / f"{TRUNK}.features").astype(np.float32)
     (table,), classes = read_label_tables([str(path)], tasks, (), null_possible=True)
     with h5py.File(path) as file:
         side = file["split"][:]
     species = classes[tasks[0]][1:]
-    drawn = np.random.default_rng(seed).choice(species, round(HIDDEN * len(species)), replace=False)
+    if drawn is None:
+        drawn = np.random.default_rng(seed).choice(species, round(HIDDEN * len(species)), replace=False).tolist()
     tables = without_taxa([table], read_taxon_names([str(path)], classes), [str(taxon) for taxon in drawn])
     (kept,), known = with_classes(tables, null_possible=True)
     tree, _ = TaxonomyTree.from_labels(known, [kept.label], null_possible=True)
@@ -93,10 +97,11 @@ def hidden_model(folder: Path, tasks: Sequence[str], seed: int) -> Hidden:
         here = known[task][where] == table.taxon[:, place]
         label[:, place] = np.where(table.taxon[:, place] == 0, -1, np.where(here, where, UNKNOWN))
     fits = fit_ranks(x[train], label[train], tree.num_classes)
-    logits = {task: x @ fits[task].affine[0] + fits[task].affine[1] for task in tasks}
+    heads = {task: fits[task].affine for task in tasks}
+    logits = {task: x @ kernel + bias for task, (kernel, bias) in heads.items()}
     counts = tree.path_counts(kept.label[train])
     found = calibration.fit(some(logits, val), np.maximum(label[val], 0), taxonomy, counts)
-    return Hidden(taxonomy, x, logits, label, train, val, test, new, found)
+    return Hidden(taxonomy, x, logits, label, train, val, test, new, found, heads)
 
 
 def judge_of(model: Hidden, **changed: Any) -> tuple[Novelty, dict[str, Any] | None]:

@@ -42,6 +42,7 @@ GROUPS = {
     "After training": {
         "evaluate": "evaluate",
         "change-names": "change_names",
+        "extend": "extend",
         "export": "export",
         "export-weights": "export_weights",
         "demo-baselines": "demo_baselines",

@@ -28,6 +28,7 @@ PAGES = {
     "describe_dataset": "your_data.md",
     "embed": "ask_the_model.md",
     "evaluate": "validation.md",
+    "extend": "growing.md",
     "export": "using_a_model.md",
     "export_weights": "using_a_model.md",
     "filter_logs": "debug_flags.md",

@@ -113,7 +113,7 @@ def fit_ranks(
             fits = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in sets]
             ways[rank].append(_Way(DISCRIMINANTS, fits[folds:], _out_of_fold(x_MD[first], fold, fits[:folds])))
     if regression_products(len(x_MD), x_MD.shape[1], classes, folds) <= MOST_PRODUCTS and any(ways.values()):
-        z_MP, to_raw = _components(x_MD, weight_M)
+        z_MP, to_raw = components_of(x_MD, weight_M)
         chosen_FN = [*(fold != number for number in range(folds)), np.ones_like(some_N), some_N]
         path = regressions(
             z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS, ITERATIONS
@@ -145,17 +145,20 @@ def regression_products(views: int, width: int, classes: Mapping[str, int], fold
     return passes * views * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
 
 
-def _components(
-    x_MD: NDArray[np.float32], weight_M: NDArray[np.float32]
+def components_of(
+    x_MD: NDArray[np.float32], weight_M: NDArray[np.float32], most: int = COMPONENTS
 ) -> tuple[NDArray[np.float32], Callable[[Affine], Affine]]:
     """Principal components [M, P] of the standardised features, which labels have no part in; and a function from a map
-    of them to one of the features. The last components are mostly noise, and cost most of the time."""
+    of them to one of the features. The last components are mostly noise, and cost most of the time: at most `most` and
+    `COMPONENTS` are kept."""
     mean = np.average(x_MD, axis=0, weights=weight_M)
     z_MD = x_MD - mean.astype(np.float32)
     scale = np.sqrt(np.average(np.square(z_MD), axis=0, weights=weight_M))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 1e-6 * scale.max(initial=0.0))
     z_MD *= inverse.astype(np.float32)
-    axes_DP = np.linalg.eigh(z_MD.T @ (z_MD * weight_M[:, None]) / weight_M.sum())[1][:, : -COMPONENTS - 1 : -1]
+    axes_DP = np.linalg.eigh(z_MD.T @ (z_MD * weight_M[:, None]) / weight_M.sum())[1][
+        :, : -min(most, COMPONENTS) - 1 : -1
+    ]
 
     def to_raw(affine: Affine) -> Affine:
         kernel = inverse[:, None] * (axes_DP @ affine[0].astype(np.float64))

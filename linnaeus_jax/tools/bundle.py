@@ -9,8 +9,9 @@ It takes the best checkpoint by the run's own ranking (`--checkpoint best`), and
 where one was kept. These weights are evaluated on the validation rows of the run, at most 20,000 of them: temperatures
 are fitted on them, so that probabilities are what they say, and README.md tells people how good the model is. The data
 must be where the run's configuration says; --without-data does without them, and without calibration. Features of
-training rows, of each class at most 50 and about 5,000 in all, say what a known taxon looks like (--no-novelty: without
-them): one forward pass of each, or what follows of it where the run has stored the rest.
+training rows, of each class at most 100 and about 5,000 in all, say what a known taxon looks like, and are kept, with
+those of validation rows, so that linnaeus extend can add taxa (--no-novelty: without them): one forward pass of each,
+or what follows of it where the run has stored the rest.
 
 Of several runs, such as seeds of one configuration, the mean of the log-probabilities is answered. Their models,
 classes, pictures and training rows must be the same. What they share, such as blocks that none of them has trained, is

@@ -56,7 +56,7 @@ def small_taxonomy() -> Taxonomy:
     return Taxonomy(tree, TaxonNames.from_json(classes, saved))
 
 
-def small_bundle() -> Bundle:
+def small_bundle(components: tuple[Component, ...] = COMPONENTS) -> Bundle:
     """mFormerV1 of the smallest size for pictures of 32 x 32, not calibrated; the same weights every time."""
     config = get_config()
     keys = {
@@ -71,7 +71,7 @@ def small_bundle() -> Bundle:
     taxonomy = small_taxonomy()
     model = build_model(
         config.model,
-        components=[(component.name, len(component.columns)) for component in COMPONENTS],
+        components=[(component.name, len(component.columns)) for component in components],
         num_classes=taxonomy.tree.num_classes,
         img_size=32,
         parents=taxonomy.tree.parent,
@@ -92,7 +92,7 @@ def small_bundle() -> Bundle:
         model=model,
         variables={"params": params},
         preprocessing=Preprocessing((32, 32)),
-        encoder=MetadataEncoder(COMPONENTS),
+        encoder=MetadataEncoder(components),
         taxonomy=taxonomy,
         calibration=Calibration.none(taxonomy.tasks),
         facts={"title": "small", "step": 7, "weights": "last"},

@@ -15,6 +15,7 @@ from linnaeus_jax.data.dataset import BOXES, PATH_COUNTS
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import RunDirectory, read_json
+from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.models.family import ModelFamily, build_model
@@ -89,6 +90,7 @@ class Bundle:
       plugins: names of `env.plugins` that the model may need, without their directories.
       onnx: the forward pass for onnxruntime, see `inference.onnx_program`; empty: none.
       statistics: of the features of its training rows, where they were made.
+      exemplars: rows by which classes can be added, where they were kept.
     """
 
     source: Path
@@ -103,6 +105,7 @@ class Bundle:
     plugins: tuple[str, ...] = ()
     onnx: bytes = b""
     statistics: FeatureStatistics | None = None
+    exemplars: Exemplars | None = None
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -134,6 +134,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "facts.measured": ("an object", _is_object),
     "facts.names": ("a text", _is_text),
     "facts.boxes": ("an object", _is_object),
+    "facts.added": ("an object", _is_object),
 }
 _OPTIONAL = (
     "facts.",

@@ -8,6 +8,7 @@ class_index_map.json  taxon ids of the classes and back, and their names
 changed_taxonomy.json the same of the taxa that are answered, where names have changed since the training
 model.onnx            the forward pass for onnxruntime, where it was asked for
 feature_statistics.safetensors   of the training rows, where they were made, see `statistics`
+exemplars.safetensors   rows by which classes can be added, see `exemplars`
 README.md, images/    the card for people
 """
 
@@ -40,6 +41,7 @@ from linnaeus_jax.files import (
     write_json,
 )
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
+from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.fields import FieldError, check_fields, check_ranks, check_sizes
 from linnaeus_jax.inference.bundle.members import OTHERS, each_run, with_others
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
@@ -62,6 +64,7 @@ from linnaeus_jax.weights.files import read_state, write_state
 from linnaeus_jax.weights.settings import DEFAULTS
 
 WEIGHTS, ONNX, STATISTICS = BUNDLE_WEIGHTS, "model.onnx", "feature_statistics.safetensors"
+EXEMPLARS = "exemplars.safetensors"
 FORMAT = "linnaeus_jax bundle"
 #: the second has `CHANGED`, the third weights of several runs, which programs that read the first alone would pass over
 FORMAT_VERSIONS = 1, 2, 3
@@ -157,7 +160,8 @@ def _bundle(path: Path, about: Mapping[str, Any]) -> Bundle:
     rest = Calibration(**about["calibration"]), about["facts"], tuple(about.get("plugins", ()))
     onnx = (path / ONNX).read_bytes() if ONNX in about["files"] else b""
     statistics = FeatureStatistics.read(path / STATISTICS, taxonomy.of_heads) if STATISTICS in about["files"] else None
-    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx, statistics)
+    kept = Exemplars.read(path / EXEMPLARS, taxonomy.of_heads) if EXEMPLARS in about["files"] else None
+    return Bundle(path, settings, model, variables, preprocessing, encoder, taxonomy, *rest, onnx, statistics, kept)
 
 
 def _of_each_run(state: Mapping[str, np.ndarray], runs: int) -> list[dict[str, np.ndarray]]:
@@ -218,6 +222,8 @@ def _write(bundle: Bundle, directory: Path, add_card: Callable[[Path], None] | N
         write_json(directory / CHANGED, changed_to_json(bundle.taxonomy))
     if bundle.statistics is not None:
         bundle.statistics.write(directory / STATISTICS)
+    if bundle.exemplars is not None:
+        bundle.exemplars.write(directory / EXEMPLARS)
     if bundle.onnx:
         (directory / ONNX).write_bytes(bundle.onnx)
     if add_card is not None:

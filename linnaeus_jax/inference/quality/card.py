@@ -20,6 +20,7 @@ from linnaeus_jax.inference.bundle.files import FORMAT, format_version
 from linnaeus_jax.inference.bundle.members import OTHERS, described
 from linnaeus_jax.inference.paths import EVIDENCE
 from linnaeus_jax.inference.pooling import MEAN
+from linnaeus_jax.inference.quality.extending import added_rows
 from linnaeus_jax.inference.quality.measured_novelty import card_section
 from linnaeus_jax.inference.quality.measured_sets import COVERAGE, MeasuredSets, span
 from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Measured
@@ -262,6 +263,7 @@ def _about(bundle: Bundle, measured: Measured | None) -> str:
         rows[1:3] = [*described(bundle), ("weights", f"{weights} after {steps} updates")]
     if "names" in facts:
         rows.append(("names", f"changed after the training, by {one_cell(str(facts['names']))}"))
+    rows += added_rows(facts)
     if measured is not None:
         rows.append(("calibrated on", _sample(measured)))
     return "## What it is\n\n" + table(("", ""), rows, left=2)

@@ -18,6 +18,8 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference import conformal, sets
 from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
+from linnaeus_jax.inference.bundle.exemplars import Exemplars
+from linnaeus_jax.inference.bundle.members import OTHERS
 from linnaeus_jax.inference.bundle.statistics import MOST_FEATURES, FeatureStatistics
 from linnaeus_jax.inference.forward import layers_of, of_runs
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
@@ -26,6 +28,7 @@ from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.inference.quality.measured_novelty import fit as fit_novelty
 from linnaeus_jax.inference.quality.measured_sets import set_scores
 from linnaeus_jax.inference.quality.occurrences import OccurrenceSums, Together
+from linnaeus_jax.learning.growing import places_within
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
@@ -38,7 +41,7 @@ log = logging.getLogger("linnaeus_jax")
 #: most rows that are measured, and most bytes of their logits
 MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
 #: training rows whose features are computed: of each class, and of all
-OF_CLASS, TRAINED = 50, 5_000
+OF_CLASS, TRAINED = 100, 5_000
 WITH, WITHOUT = MAIN.name, WITHOUT_METADATA.name
 CONSISTENCY = {"ranks": "documented", "paths": "path"}
 
@@ -60,6 +63,7 @@ class Rows:
       group: int64 [N], the same number for rows of one occurrence; of none where folds tore them apart.
       features: float32 [N, D] of the N rows, from the layer `layers_of(model)[0]`; None: they are not wanted.
       trained: features [n, D] and labels int32 [n, T] of a sample of the training rows, likewise.
+      added: how many of the N rows are pictures of taxa that were added to the model.
     """
 
     logits: Mapping[str, Logits]
@@ -73,15 +77,14 @@ class Rows:
     group: NDArray[np.int64] | None = None
     features: NDArray[np.float32] | None = None
     trained: tuple[NDArray[np.float32], NDArray[np.int32]] | None = None
+    added: int = 0
 
     @property
     def kind(self) -> str:
         """What the rows are, in words."""
-        return (
-            "training and validation rows, each by heads that were fitted to others"
-            if self.folds
-            else "validation rows"
-        )
+        said = "training and validation rows" if self.folds else "validation rows"
+        said += f" and {self.added:,} pictures of added taxa" if self.added else ""
+        return said + ", each by heads that were fitted to others" * bool(self.folds or self.added)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +267,7 @@ def _trained(
     """Features and labels of at most `OF_CLASS` training rows of each class, and of `TRAINED` if that leaves two."""
     split = loaded.dataset.train
     order = np.random.default_rng(seed).permutation(len(split))
-    _, place = np.unique(split.labels[order], axis=0, return_inverse=True)
-    sorted_ = np.argsort(place.reshape(-1), kind="stable")
-    starts = np.flatnonzero(np.diff(place.reshape(-1)[sorted_], prepend=-1))
-    number = np.empty(len(order), np.int64)  # of each row among those of its class
-    number[sorted_] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
+    number = places_within(split.labels[order])
     most = max(int((number < 2).sum()), TRAINED)
     chosen = order[np.argsort(number, kind="stable")[: int(min(most, (number < OF_CLASS).sum(), MOST_ROWS))]]
     split = split.take(np.sort(chosen))
@@ -329,8 +328,8 @@ def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
 
 
 def with_novelty(bundle: Bundle, measured: Measured) -> tuple[Bundle, Measured]:
-    """The calibrated bundle with statistics of features and thresholds by them, and what was measured of these; both as
-    they are where there are too few rows."""
+    """The calibrated bundle with statistics of features, thresholds by them, and rows that are kept for `extend`; and
+    what was measured of these. Both as they are where there are too few rows."""
     rows, layer = measured.rows, layers_of(bundle.model)[0]
     if rows.features is None or rows.features.shape[1] > MOST_FEATURES:
         return bundle, measured
@@ -340,7 +339,10 @@ def with_novelty(bundle: Bundle, measured: Measured) -> tuple[Bundle, Measured]:
     logits = {**rows.logits[WITH], layer: rows.features}
     given = (bundle.taxonomy, bundle.calibration, statistics)
     calibration, numbers = fit_novelty(logits, rows.labels, *given, folds=rows.folds)
-    bundle = dataclasses.replace(bundle, calibration=calibration, statistics=statistics)
+    kept = None
+    if not bundle.encoder.components and OTHERS not in bundle.variables:  # see `extending.check_extendable`
+        kept = Exemplars.of((rows.features, rows.labels), rows.trained, rows.logits[WITH] if rows.folds else None)
+    bundle = dataclasses.replace(bundle, calibration=calibration, statistics=statistics, exemplars=kept)
     return bundle, dataclasses.replace(measured, novelty=numbers)
 
 

@@ -1,0 +1,242 @@
+"""A bundle that learns new taxa from a few pictures of each, without training: heads, calibration, novelty and card."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
+from linnaeus_jax.inference.bundle.exemplars import Exemplars
+from linnaeus_jax.inference.bundle.members import OTHERS
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.paths import some
+from linnaeus_jax.inference.quality.measuring import WITH, Measured, Rows, calibrated, measure, with_novelty
+from linnaeus_jax.learning.discriminant import Affine
+from linnaeus_jax.learning.growing import KeptRows, grow
+from linnaeus_jax.reporting.tables import percent
+from linnaeus_jax.run.first_heads import HEAD_TYPE
+
+
+def check_extendable(bundle: Bundle) -> Exemplars:
+    """What a bundle has kept for it. Raises UserError with the reason where taxa cannot be added to it."""
+    why = ""
+    if bundle.taxonomy.heads:
+        why = "its taxa have been merged or moved; extend the bundle from before, and change names afterwards"
+    elif OTHERS in bundle.variables:
+        why = "it holds several runs, each with features of its own; extend the bundle of one of them"
+    elif bundle.encoder.components:
+        why = "it takes metadata, which kept rows and new pictures would have to share; train again with the new taxa"
+    elif other := [spec.type for spec in bundle.model.head_specs if spec.type != HEAD_TYPE]:
+        why = f"its heads are of the type {other[0]}, and only those of the type {HEAD_TYPE} can be; train again"
+    elif not all("bias" in bundle.variables["params"]["head"][task]["fc"] for task in bundle.tasks):
+        why = "its heads have no biases, by which new classes are weighed against old ones; train again"
+    elif bundle.exemplars is None:
+        why = (
+            "it holds no rows of its training; make it again from its run with linnaeus bundle, without --without-data "
+            "and --no-novelty"
+        )
+    elif bundle.exemplars.x.shape[1] != (width := len(_heads(bundle)[bundle.tasks[0]][0])):
+        there = bundle.exemplars.x.shape[1]
+        why = f"its kept rows have {there} features, and its heads {width}: they are of another model"
+    if why:
+        raise UserError(f"{bundle.source} cannot be extended: {why}")
+    assert bundle.exemplars is not None
+    return bundle.exemplars
+
+
+def _heads(bundle: Bundle) -> dict[str, Affine]:
+    fc = {task: bundle.variables["params"]["head"][task]["fc"] for task in bundle.tasks}
+    return {task: (np.asarray(of["kernel"], np.float32), np.asarray(of["bias"], np.float32)) for task, of in fc.items()}
+
+
+def extended(
+    bundle: Bundle, taxonomy: Taxonomy, x_ND: NDArray[np.float32], label_NT: NDArray[np.int32]
+) -> tuple[Bundle, Measured]:
+    """The bundle with all taxa of a grown taxonomy, calibrated anew, and what its card says.
+
+    Args:
+      x_ND: features of the pictures of new taxa, as `Model.embed` gives them.
+      label_NT: their classes in `taxonomy`.
+
+    Raises:
+      UserError: taxa cannot be added to the bundle, or features that 16 bits do not hold.
+    """
+    kept = check_extendable(bundle)
+    x = np.concatenate([kept.x, x_ND.astype(np.float16)])
+    if not np.isfinite(x).all():
+        raise UserError("features of the pictures are not finite in 16 bits: the model cannot be extended")
+    added = np.ones(len(x_ND), bool)
+    rows = Exemplars(
+        x,
+        np.concatenate([kept.label, label_NT]),
+        np.concatenate([kept.fits, added]),
+        np.concatenate([kept.judges, added]),
+        kept.logits,
+        kept.heads or _heads(bundle),
+    )
+    counts = _path_counts(bundle.calibration.path_counts, taxonomy, rows.heads)
+    affine, logits, before = _grown(rows, counts, taxonomy)
+    params = dict(bundle.variables["params"])
+    fitted = {task: {"fc": {"kernel": kernel, "bias": bias}} for task, (kernel, bias) in affine.items()}
+    params["head"] = {**params["head"], **fitted}
+    new = dataclasses.replace(
+        bundle,
+        model=model_of(bundle.settings, bundle.preprocessing, bundle.encoder, taxonomy),
+        variables={**bundle.variables, "params": params},
+        taxonomy=taxonomy,
+        calibration=Calibration.none(taxonomy.tasks, counts),
+        onnx=b"",
+    )
+    at, trained, honest = rows.judges, rows.trained, rows.judges & ~rows.fits
+    x, label = rows.x[at].astype(np.float32), rows.label[at]
+    fits = None if kept.logits else (rows.x[rows.fits].astype(np.float32), rows.label[rows.fits])
+    measured_rows = Rows(
+        {WITH: logits}, label, (), len(label), {}, folds=bool(kept.logits), features=x, trained=fits,
+        added=int((~trained).sum()),
+    )  # fmt: skip
+    measured = measure(measured_rows, new)
+    new = calibrated(new, measured)
+    if kept.logits:
+        new, measured = with_novelty(new, measured)
+    else:  # distances to means that rows had a part in would be too small
+        few = dataclasses.replace(
+            measured_rows, logits={WITH: some(logits, honest[at])}, labels=label[honest[at]], features=x[honest[at]]
+        )
+        new, found = with_novelty(new, dataclasses.replace(measured, rows=few))
+        measured = dataclasses.replace(measured, novelty=found.novelty)
+    facts = dict(bundle.facts) | {"added": _added(rows, taxonomy, logits, before)}
+    return dataclasses.replace(new, exemplars=rows, facts=facts), measured
+
+
+def added_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a card says of taxa that were added, as rows of a table; none of a bundle without any."""
+    if not (found := facts.get("added")):
+        return []
+    pictures = [f"{name} ({count:,})" for name, count in found["pictures"].items()]
+    rows = [("added, without training", f"by so many pictures: {', '.join(pictures)}")]
+    for rank, (before, after, new) in found["right"].items():
+        texts = [f"{percent(before)} % of kept rows right before, {percent(after)} % now"] * (before is not None)
+        texts += [f"{percent(new)} % of pictures of added taxa, by heads that were fitted to others"] * (
+            new is not None
+        )
+        rows.append((f"{rank} by itself", "; ".join(texts)))
+    return rows
+
+
+class OtherRows(NamedTuple):
+    """Rows of taxa that a bundle lacks.
+
+    Attributes:
+      taxon: int64 [N, T], taxon ids, 0 for none; names: rank -> taxon id -> scientific and common name.
+      x: float32 [N, D].
+    """
+
+    taxon: NDArray[np.int64]
+    names: Mapping[str, Mapping[int, tuple[str, str]]]
+    x: NDArray[np.float32]
+
+
+def rows_of_other(bundle: Bundle, other: Bundle) -> OtherRows:
+    """What another bundle of the same trunk knows of taxa of the finest rank that this one lacks, by their names.
+
+    Raises:
+      UserError: it is of another trunk, ranks or pictures, or holds no rows.
+    """
+    kept = check_extendable(other)
+    one, two = (
+        jax.tree.flatten({**each.variables, "params": {**each.variables["params"], "head": None}})
+        for each in (bundle, other)
+    )
+    same = one[1] == two[1] and all(map(np.array_equal, one[0], two[0]))
+    if not same or bundle.preprocessing != other.preprocessing or bundle.tasks != other.tasks:
+        raise UserError(f"{other.source} and {bundle.source} have not the same trunk, preprocessing and ranks")
+    taxonomy, finest = other.taxonomy, bundle.tasks[0]
+    mine = {str(name) for name in bundle.taxonomy.names.name[finest][bundle.taxonomy.first :]}
+    lacking = np.array([str(name) not in mine for name in taxonomy.names.name[finest]])
+    lacking[: taxonomy.first] = False
+    rows = np.flatnonzero((kept.label[:, 0] >= 0) & lacking[kept.label[:, 0]])
+    label = kept.label[rows]
+    ids = [np.where(at < 0, 0, taxonomy.classes[task][at]) for task, at in zip(other.tasks, label.T, strict=True)]
+    names = {
+        task: {taxon: (name, common) for _, taxon, name, common in each} for task, each in taxonomy.described.items()
+    }
+    return OtherRows(np.stack(ids, axis=1), names, kept.x[rows].astype(np.float32))
+
+
+def _path_counts(
+    old: Mapping[str, Sequence[int]], taxonomy: Taxonomy, heads: Mapping[str, Affine]
+) -> dict[str, list[int]]:
+    """Training rows of each path; a new taxon is taken for as common as the mean of those that the model was trained
+    with, whatever the number of its pictures."""
+    if not old:
+        return {}
+    found = {}
+    for place, (task, (_, bias)) in enumerate(heads.items()):
+        known = list(old[task][: len(bias)])
+        usual = [count for count in known[taxonomy.first :] if count] if not place else []
+        new = len(taxonomy.classes[task]) - len(known)
+        found[task] = known + [round(float(np.mean(usual))) if usual else 0] * new
+    return found
+
+
+def _grown(
+    rows: Exemplars, counts: Mapping[str, Sequence[int]], taxonomy: Taxonomy
+) -> tuple[dict[str, Affine], dict[str, NDArray[np.float32]], dict[str, NDArray[np.float32]]]:
+    """Heads of all classes; logits of the rows that judge by fits without them, and by the heads as trained."""
+    first, x, trained = taxonomy.first, rows.x.astype(np.float32), rows.trained
+    before = {task: x @ kernel + bias for task, (kernel, bias) in rows.heads.items()}
+    for task, z in rows.logits.items():
+        before[task][: len(z)] = z
+    kept = KeptRows(x, _weights(rows, counts, taxonomy), trained, rows.fits, rows.judges)
+    found = grow(
+        kept,
+        np.where(rows.label < first, -1, rows.label - first),
+        {task: (kernel[:, first:], bias[first:]) for task, (kernel, bias) in rows.heads.items()},
+        {task: z[:, first:] for task, z in before.items()},
+        {task: len(taxonomy.classes[task]) - first for task in taxonomy.tasks},
+    )
+    affine, logits = {}, {}
+    for task, of in found.items():
+        kernel, bias = rows.heads[task]
+        affine[task] = (np.hstack([kernel[:, :first], of.affine[0]]), np.append(bias[:first], of.affine[1]))
+        logits[task] = np.hstack([before[task][rows.judges, :first], of.logits])
+    return affine, logits, {task: z[rows.judges] for task, z in before.items()}
+
+
+def _weights(rows: Exemplars, counts: Mapping[str, Sequence[int]], taxonomy: Taxonomy) -> NDArray[np.float32]:
+    """float32 [N]: training rows that each stands for."""
+    weight = np.ones(len(rows.x), np.float32)
+    known = rows.label >= taxonomy.first
+    place = np.where(known.any(axis=1), known.argmax(axis=1), 0)
+    end = rows.label[np.arange(len(place)), place]
+    for of, task in enumerate(taxonomy.tasks if counts else ()):
+        here = np.flatnonzero(rows.trained & rows.fits & (place == of) & (end >= 0))
+        number = np.bincount(end[here], minlength=len(counts[task]))
+        weight[here] = np.maximum(np.asarray(counts[task])[end[here]] / number[end[here]], 1.0)
+    return weight
+
+
+def _added(
+    rows: Exemplars, taxonomy: Taxonomy, logits: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
+) -> dict[str, Any]:
+    """What was added, and how kept rows and pictures of new taxa are answered, the taxa of each rank by themselves, as
+    JSON types."""
+    trained, finest = rows.trained, taxonomy.tasks[0]
+    class_, count = np.unique(rows.label[~trained, 0], return_counts=True)
+    named = [taxonomy.names.label(finest, of) for of in class_.tolist()]
+    found: dict[str, Any] = {"pictures": dict(zip(named, count.tolist(), strict=True)), "right": {}}
+    label, old, first = rows.label[rows.judges] - taxonomy.first, trained[rows.judges], taxonomy.first
+    for place, task in enumerate(taxonomy.tasks):
+        known = label[:, place] >= 0
+        right = [z[task][:, first:].argmax(axis=1) == label[:, place] for z in (logits, before)]
+        shares = [each[known & of] for each, of in ((right[1], old), (right[0], old), (right[0], ~old))]
+        found["right"][taxonomy.ranks[task]] = [
+            round(float(share.mean()), 4) if len(share) else None for share in shares
+        ]
+    return found
