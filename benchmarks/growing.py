@@ -143,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "benchmarks.growing", *shown]).replace(str(options.features), "DIR")
     write_results("growing", table, command)
-    np.savez_compressed(RESULTS / "growing.npz", **{name: np.concatenate(parts) for name, parts in answers.items()})
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in answers.items()}
+    np.savez_compressed(RESULTS / "growing.npz", **arrays)
 
 
 if __name__ == "__main__":

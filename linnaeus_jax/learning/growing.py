@@ -11,7 +11,7 @@ added, so that the order in which they come is of no importance.
 
 A new class is taken for as common as the mean of the old ones, whatever the number of its rows (logit adjustment, Menon
 et al. 2021). Only the strength is chosen, on rows that a fit has not seen: a bias of all new classes that is chosen so
-is further off where validation and use differ (benchmarks/growing.py).
+is further off where validation and use differ (benchmarks/README.md).
 
 Letters of shapes: N rows, D features, P components, C classes of a rank of which B are old, J rows that judge.
 """

@@ -107,11 +107,11 @@ def main(argv: Sequence[str]) -> int:
     bundle = read_bundle(args.bundle, args.plugins)
     check_extendable(bundle)
     if args.merge is not None:
-        other = rows_of_other(bundle, read_bundle(args.merge, args.plugins))
-        tasks, taxon, names, paths = bundle.tasks, other.taxon, other.names, []
+        taxon, names, vectors = rows_of_other(bundle, read_bundle(args.merge, args.plugins))
+        tasks = bundle.tasks
     else:
         plan = read_plan(args)
-        tasks, taxon, names, paths = plan.taxa.tasks, plan.taxa.taxon[plan.candidates], plan.taxa.names, plan.paths
+        tasks, taxon, names = plan.taxa.tasks, plan.taxa.taxon[plan.candidates].astype(np.int64), plan.taxa.names
         if left := plan.frame.filter(plan.frame[REASON].is_not_null())[REASON].value_counts(sort=True).rows():
             say("not used: " + ", ".join(f"{count:,} of {reason}" for reason, count in left))
     if not len(taxon):
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"of taxa with more than {MOST} pictures the first {MOST} are taken: {len(taken):,} of {len(label):,}")
     if remark := from_training(None, of_facts(bundle.facts), "give pictures cut out"):
         say(remark)
-    vectors = other.x[taken] if args.merge else Model(bundle).embed([paths[row] for row in taken])
+    vectors = vectors[taken] if args.merge else Model(bundle, runtime="xla").embed([plan.paths[row] for row in taken])
     new, measured = extended(bundle, taxonomy, vectors, label[taken])
     new = dataclasses.replace(new, facts={**new.facts, "measured": summary(measured)})
     write_bundle(new, args.out, functools.partial(write_card, new, measured), force=args.force)

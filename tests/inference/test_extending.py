@@ -114,12 +114,12 @@ def test_a_chain_ends_where_one_extension_does(kept):
 
 def test_merging_gives_what_the_pictures_would(kept):
     other = grown(kept, [0, 2])
-    rows = rows_of_other(kept, other)
-    taxonomy, label = grown_taxonomy(kept.taxonomy, kept.tasks, rows.taxon, rows.names)
-    merged = extended(kept, taxonomy, rows.x, label)[0]
+    taxon, names, features = rows_of_other(kept, other)
+    taxonomy, label = grown_taxonomy(kept.taxonomy, kept.tasks, taxon, names)
+    merged = extended(kept, taxonomy, features, label)[0]
     x = drawn(range(7), 20, 10)
     assert names_of(merged, x) == names_of(other, x)
-    assert not len(rows_of_other(other, kept).taxon)
+    assert not len(rows_of_other(other, kept)[0])
     head, params = kept.variables["params"]["head"], kept.variables["params"]
     changed = {name: jax.tree.map(lambda leaf: leaf + 1, tree) for name, tree in params.items()} | {"head": head}
     with pytest.raises(UserError, match="not the same trunk"):
@@ -152,6 +152,7 @@ def test_rows_of_folds_are_kept_with_what_other_heads_say(kept, tmp_path):
     x, label = drawn(range(4), 6, 2), np.repeat(kept.exemplars.label[:120:30], 6, axis=0)
     logits = {task: z.astype(np.float32) - 1 for task, z in logits_of(kept, x).items()}
     few = Exemplars.of((x, label), None, logits)
+    assert few is not None
     few.write(tmp_path / EXEMPLARS)
     read = Exemplars.read(tmp_path / EXEMPLARS, kept.taxonomy)
     assert read.fits.all()
@@ -235,6 +236,7 @@ def test_the_command_adds_what_folders_hold(kept, photos, tmp_path, capsys):
     assert "Parus novus" in (tmp_path / "new" / "README.md").read_text()
     picture = photos / "Parus" / "Parus novus" / "0.png"
     said = Model(new, buckets=(2,)).predict(picture, restrict="Parus novus", min_confidence=0)[0]
+    assert said.answer is not None
     assert said.answer.name == "Parus novus"
     assert extend.main([str(tmp_path / "old"), *given, str(tmp_path / "new")]) == 2  # it is there
     capsys.readouterr()

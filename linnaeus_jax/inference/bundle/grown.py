@@ -40,8 +40,10 @@ class _Rank:
         if taxon in self._by_id:
             taxon = id_of_name(self.task, name, self._by_id)
         at = self._by_id[taxon] = self._by_name[name.casefold()] = len(self.ids)
-        for values, value in ((self.ids, taxon), (self.names, name), (self.common, common), (self.parent, parent)):
-            values.append(value)
+        self.ids.append(taxon)
+        self.names.append(name)
+        self.common.append(common)
+        self.parent.append(parent)
         return at
 
     def text(self, at: int) -> str:

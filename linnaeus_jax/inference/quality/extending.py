@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
@@ -129,44 +129,33 @@ def added_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-class OtherRows(NamedTuple):
-    """Rows of taxa that a bundle lacks.
-
-    Attributes:
-      taxon: int64 [N, T], taxon ids, 0 for none; names: rank -> taxon id -> scientific and common name.
-      x: float32 [N, D].
-    """
-
-    taxon: NDArray[np.int64]
-    names: Mapping[str, Mapping[int, tuple[str, str]]]
-    x: NDArray[np.float32]
-
-
-def rows_of_other(bundle: Bundle, other: Bundle) -> OtherRows:
-    """What another bundle of the same trunk knows of taxa of the finest rank that this one lacks, by their names.
+def rows_of_other(
+    bundle: Bundle, other: Bundle
+) -> tuple[NDArray[np.int64], dict[str, dict[int, tuple[str, str]]], NDArray[np.float32]]:
+    """What another bundle of the same trunk has kept of taxa of the finest rank that this one lacks, by their names:
+    taxon ids [N, T] and names, see `grown_taxonomy`, and features [N, D].
 
     Raises:
       UserError: it is of another trunk, ranks or pictures, or holds no rows.
     """
-    kept = check_extendable(other)
+    kept, taxonomy = check_extendable(other), other.taxonomy
     one, two = (
-        jax.tree.flatten({**each.variables, "params": {**each.variables["params"], "head": None}})
+        {path: leaf for path, leaf in flatten_dict(dict(each.variables)).items() if path[:2] != ("params", "head")}
         for each in (bundle, other)
     )
-    same = one[1] == two[1] and all(map(np.array_equal, one[0], two[0]))
+    same = one.keys() == two.keys() and all(np.array_equal(one[path], two[path]) for path in one)
     if not same or bundle.preprocessing != other.preprocessing or bundle.tasks != other.tasks:
         raise UserError(f"{other.source} and {bundle.source} have not the same trunk, preprocessing and ranks")
-    taxonomy, finest = other.taxonomy, bundle.tasks[0]
-    mine = {str(name) for name in bundle.taxonomy.names.name[finest][bundle.taxonomy.first :]}
-    lacking = np.array([str(name) not in mine for name in taxonomy.names.name[finest]])
-    lacking[: taxonomy.first] = False
-    rows = np.flatnonzero((kept.label[:, 0] >= 0) & lacking[kept.label[:, 0]])
-    label = kept.label[rows]
-    ids = [np.where(at < 0, 0, taxonomy.classes[task][at]) for task, at in zip(other.tasks, label.T, strict=True)]
+    mine = set(bundle.taxonomy.names.name[bundle.tasks[0]].tolist())
+    lacking = np.array([name not in mine for name in taxonomy.names.name[bundle.tasks[0]].tolist()])
+    finest = kept.label[:, 0]
+    rows = np.flatnonzero((finest >= taxonomy.first) & lacking[finest])
+    columns = zip(other.tasks, kept.label[rows].T, strict=True)
+    ids = [np.where(of < 0, 0, taxonomy.classes[task][of]) for task, of in columns]
     names = {
-        task: {taxon: (name, common) for _, taxon, name, common in each} for task, each in taxonomy.described.items()
+        task: {taxon: (name, common) for _, taxon, name, common in taxonomy.described[task]} for task in other.tasks
     }
-    return OtherRows(np.stack(ids, axis=1), names, kept.x[rows].astype(np.float32))
+    return np.stack(ids, axis=1), names, kept.x[rows].astype(np.float32)
 
 
 def _path_counts(
