@@ -102,6 +102,17 @@ def test_distances_are_those_of_mahalanobis(shrinkage):
     assert statistics.count.tolist() == [40] * 6
 
 
+def test_the_score_is_that_of_pytorch_ood():
+    """Of 0.4.0, `Mahalanobis`, in float64: half the distance by the sum of the products, which are not divided by N."""
+    rng, label = np.random.default_rng(0), np.repeat(np.arange(3), 14)
+    x = rng.normal(size=(42, 6)) + 4 * label[:, None]
+    far = 3 * rng.normal(size=(5, 6)) + 5
+    statistics = FeatureStatistics.of(x, label[:, None], directions=6)
+    assert statistics is not None
+    found = dataclasses.replace(statistics, shrinkage=0.0).distances(far).min(axis=1) / (2 * len(x))
+    np.testing.assert_allclose(found, [0.77168214, 0.97676609, 0.4091817, 1.66550117, 0.78549903], rtol=1e-6)
+
+
 def test_the_directions_that_are_left_out_share_a_variance():
     x, labels = drawn(40, 0)
     x[:, 0] *= 9
