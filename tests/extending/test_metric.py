@@ -20,11 +20,6 @@ from tests.metrics.plugins import forget_plugins
 from tests.tiny import TASKS
 
 
-@pytest.fixture(autouse=True)
-def no_other_metric(monkeypatch):
-    forget_plugins(monkeypatch)
-
-
 @pytest.mark.slow
 def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     outcome = train_resume_evaluate(

@@ -13,15 +13,9 @@ from linnaeus_jax.metrics.logged import undescribed
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
 from linnaeus_jax.schedules.early_stop import parse_metric_name
 from tests.extending.common import config_with
-from tests.metrics.plugins import forget_plugins
 from tests.tiny import TASKS
 
 ROWS, CLASSES = 12, 6
-
-
-@pytest.fixture(autouse=True)
-def no_other_metric(monkeypatch):
-    forget_plugins(monkeypatch)
 
 
 def extras_with(*options: str, phase: str = "val") -> PhaseExtras:

@@ -71,7 +71,7 @@ def test_the_search_ends_where_the_gradient_is_zero(weights):
     rng = np.random.default_rng(1)
     lines = {"rows": np.ones(len(x)), "some": rng.random(len(x)) < 0.7, "uneven": rng.uniform(0.1, 3, len(x))}
     weight = np.stack([lines[weights], np.ones(len(x))]).astype(np.float32)
-    (fits,) = regressions(x, label, weight, RANKS, (0.3,), 200)
+    (fits,) = regressions(x, label, weight, RANKS, (0.3,), 400)
     for column, (rank, count) in enumerate(RANKS.items()):
         known = label[:, column] >= 0
         for w, (kernel, bias) in zip(weight[:, known], fits[rank], strict=True):
