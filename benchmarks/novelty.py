@@ -96,8 +96,8 @@ def hidden_model(folder: Path, tasks: Sequence[str], seed: int, drawn: Sequence[
         where = np.minimum(np.searchsorted(known[task], table.taxon[:, place]), len(known[task]) - 1)
         here = known[task][where] == table.taxon[:, place]
         label[:, place] = np.where(table.taxon[:, place] == 0, -1, np.where(here, where, UNKNOWN))
-    fits = fit_ranks(x[train], label[train], tree.num_classes)
-    heads = {task: fits[task].affine for task in tasks}
+    fits = fit_ranks(x[train], label[train], tree.num_classes, None, [np.ones(train.sum(), bool)])
+    heads = {task: fits[task].fits[0] for task in tasks}
     logits = {task: x @ kernel + bias for task, (kernel, bias) in heads.items()}
     counts = tree.path_counts(kept.label[train])
     found = calibration.fit(some(logits, val), np.maximum(label[val], 0), taxonomy, counts)
@@ -126,19 +126,20 @@ def area(known: Array, others: Array) -> float:
 def row_of(model: Hidden, name: str, seed: int, others: Mapping[str, Array]) -> dict[str, Any]:
     """A row of the table."""
     novelty, left_out = judge_of(model)
-    layer, first = novelty.statistics.layer, model.logits[model.taxonomy.tasks[0]][:, 1:]
-    top = first.max(axis=1, keepdims=True)
+    layer, null = novelty.statistics.layer, model.taxonomy.first
+    finest = model.logits[model.taxonomy.tasks[0]][:, null:]
+    top = finest.max(axis=1, keepdims=True)
     scores = {
-        "maximum softmax": 1 / np.exp(first - top).sum(axis=1),
-        "energy": np.log(np.exp(first - top).sum(axis=1)) + top[:, 0],
+        "maximum softmax": 1 / np.exp(finest - top).sum(axis=1),
+        "energy": np.log(np.exp(finest - top).sum(axis=1)) + top[:, 0],
     }
     novel = novelty({**model.logits, layer: model.x}, SHARE, every=True)
     scores |= {"mahalanobis": -novel["outside"], "known": novel["known"]}
     test, new = model.test, model.new
     found = measured_novelty.judged(novel[test | new], model.label[test | new], UNKNOWN)
-    ancestor = model.taxonomy.tree.anc[model.taxonomy.tasks[0]][1 + first.argmax(axis=1)]
-    rows = np.flatnonzero(new & (model.label > 0).any(axis=1))
-    deepest = (model.label[rows] > 0).argmax(axis=1)
+    ancestor = model.taxonomy.tree.anc[model.taxonomy.tasks[0]][null + finest.argmax(axis=1)]
+    rows = np.flatnonzero(new & (model.label >= null).any(axis=1))
+    deepest = (model.label[rows] >= null).argmax(axis=1)
     flat = (deepest == 1) & (ancestor[rows, 1] == model.label[rows, 1])
     far = {}
     for other, x in others.items():

@@ -39,18 +39,17 @@ class RankFit:
     """A linear classifier of one rank.
 
     Attributes:
-      affine: kernel [D, C] and bias [C], float32, of all rows that have a label; `x @ kernel + bias` are logits.
       logits: float32 [N, C], of the first view of every row by a classifier that was fitted to the other folds.
       kind: of classifier, in words.
       accuracy: share of the labelled rows that `logits` have right.
-      of_some: the same classifier, fitted to `some` rows.
+      fits: the same classifier fitted to each of the `sets`: kernel [D, C] and bias [C], float32; `x @ kernel + bias`
+        are logits.
     """
 
-    affine: Affine
     logits: NDArray[np.float32]
     kind: str
     accuracy: float
-    of_some: Affine
+    fits: Sequence[Affine]
 
 
 def stratified_folds(
@@ -77,7 +76,7 @@ def fit_ranks(
     label_NT: NDArray[np.integer],
     classes: Mapping[str, int],
     row_M: NDArray[np.integer] | None = None,
-    some_N: NDArray[np.bool_] | None = None,
+    sets: Sequence[NDArray[np.bool_]] = (),
     *,
     seed: int = 0,
     folds: int = FOLDS,
@@ -91,11 +90,10 @@ def fit_ranks(
       classes: rank -> number of classes, in the order of the columns of labels.
       row_M: of which row each view is, the unaugmented one first; None: one view of each. A row counts the same,
         however many views it has.
-      some_N: rows of `RankFit.of_some`; None: all.
+      sets: bool [N] each, rows of `RankFit.fits`; where there are none, only logits out of folds are made.
       seed, folds, group_N: of `stratified_folds`.
     """
     row_M = np.arange(len(label_NT)) if row_M is None else row_M
-    some_N = np.ones(len(label_NT), bool) if some_N is None else some_N
     _, first, views = np.unique(row_M, return_index=True, return_counts=True)
     fold, weight_M = stratified_folds(label_NT, folds, seed, group_N), (1 / views[row_M]).astype(np.float32)
 
@@ -105,19 +103,18 @@ def fit_ranks(
         return sums
 
     parts = [sums_of(fold[row_M] == number) for number in range(folds)]
-    sets = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(folds)]
-    sets += [parts[0] + sets[0], sums_of(some_N[row_M])]
+    sums = [functools.reduce(operator.add, parts[:number] + parts[number + 1 :]) for number in range(folds)]
+    whole = parts[0] + sums[0]
+    sums += [whole if chosen.all() else sums_of(chosen[row_M]) for chosen in sets]
     ways: dict[str, list[_Way]] = {rank: [] for rank in classes}
     for rank, count in classes.items():
-        if sets[folds].discriminants(rank) is not None:
-            fits = [sums.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for sums in sets]
+        if whole.discriminants(rank) is not None:
+            fits = [each.discriminants(rank) or affine_of_nothing(x_MD.shape[1], count) for each in sums]
             ways[rank].append(_Way(DISCRIMINANTS, fits[folds:], _out_of_fold(x_MD[first], fold, fits[:folds])))
-    if regression_products(len(x_MD), x_MD.shape[1], classes, folds) <= MOST_PRODUCTS and any(ways.values()):
+    if regression_products(len(x_MD), x_MD.shape[1], classes, len(sums)) <= MOST_PRODUCTS and any(ways.values()):
         z_MP, to_raw = components_of(x_MD, weight_M)
-        chosen_FN = [*(fold != number for number in range(folds)), np.ones_like(some_N), some_N]
-        path = regressions(
-            z_MP, label_NT[row_M], weight_M * np.stack(chosen_FN)[:, row_M], classes, STRENGTHS, ITERATIONS
-        )
+        chosen_FN = np.stack([*(fold != number for number in range(folds)), *sets])
+        path = regressions(z_MP, label_NT[row_M], weight_M * chosen_FN[:, row_M], classes, STRENGTHS, ITERATIONS)
         for strength, maps in zip(STRENGTHS, path, strict=True):
             for rank in filter(ways.get, classes):
                 kind, fits = f"logistic regression, C = {strength:g}", maps[rank]
@@ -132,16 +129,16 @@ def fit_ranks(
 
 
 class _Way(NamedTuple):
-    """A kind of classifier, fitted to all rows and to some, and logits [N, C] out of folds."""
+    """A kind of classifier, fitted to each of the sets, and logits [N, C] out of folds."""
 
     kind: str
     fits: Sequence[Affine]
     logits: NDArray[np.float32]
 
 
-def regression_products(views: int, width: int, classes: Mapping[str, int], folds: int = FOLDS) -> float:
-    """Multiply-adds of all regressions of `fit_ranks`, about."""
-    passes = 2.5 * ITERATIONS * len(STRENGTHS) * (folds + 2)
+def regression_products(views: int, width: int, classes: Mapping[str, int], fits: int = FOLDS + 2) -> float:
+    """Multiply-adds of so many regressions of `fit_ranks`, of folds and sets, about."""
+    passes = 2.5 * ITERATIONS * len(STRENGTHS) * fits
     return passes * views * min(width, COMPONENTS) * sum(classes.values()) + 10.0 * width**3
 
 
@@ -176,8 +173,8 @@ def _scaled(way: _Way, label: NDArray[np.integer]) -> tuple[float, RankFit]:
     """A way with logits that are as sure as they are right, and by what it is ranked."""
     known, scale = label >= 0, np.float32(best_scale(way.logits, label))
     hits = float((way.logits[known].argmax(axis=1) == label[known]).mean())
-    affine, of_some = ((kernel * scale, bias * scale) for kernel, bias in way.fits)
-    fit = RankFit(affine, way.logits * scale, way.kind, hits, of_some)
+    fits = [(kernel * scale, bias * scale) for kernel, bias in way.fits]
+    fit = RankFit(way.logits * scale, way.kind, hits, fits)
     return cross_entropy(fit.logits[known], label[known]), fit
 
 

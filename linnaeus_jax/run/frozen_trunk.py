@@ -92,8 +92,9 @@ def measure_frozen_trunk(
     rows, heads = _features(experiment, state), fittable(experiment)
     sides = ((dataset.train, rows.trains), (dataset.val, ~rows.trains))
     occurrence = occurrence_numbers([(split.table, rows.row[of]) for split, of in sides])
-    fits = fit_ranks(rows.x, rows.label, heads, rows.place, rows.trains, group_N=occurrence)
-    frozen, fitted = with_heads(experiment, state, {task: fit.of_some for task, fit in fits.items()})
+    sets = [np.ones_like(rows.trains), *[rows.trains] * (not rows.trains.all())]
+    fits = fit_ranks(rows.x, rows.label, heads, rows.place, sets, group_N=occurrence)
+    frozen, fitted = with_heads(experiment, state, {task: fit.fits[-1] for task, fit in fits.items()})
     if set(fitted) != set(heads):
         log.warning(
             "the frozen trunk with fitted heads is no candidate: the heads of %s cannot be fitted to these features",
@@ -103,7 +104,7 @@ def measure_frozen_trunk(
     values = epoch_end.evaluate(frozen, (MAIN,))[MAIN.name]
     host.tracker.update(MAIN.name, values, 0, 0, samples=len(dataset.val))
     if not rows.trains.all():
-        frozen, _ = with_heads(experiment, state, {task: fit.affine for task, fit in fits.items()})
+        frozen, _ = with_heads(experiment, state, {task: fit.fits[0] for task, fit in fits.items()})
         _write_out_of_fold(experiment.directory, rows, fits)
     epoch_end.rank(0, 0)
     if not rows.trains.all():

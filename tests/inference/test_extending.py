@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from linnaeus_jax.config.errors import UserError
@@ -19,7 +22,7 @@ from linnaeus_jax.inference.bundle.grown import grown_taxonomy
 from linnaeus_jax.inference.bundle.members import OTHERS
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.quality.extending import check_extendable, extended, rows_of_other
-from linnaeus_jax.learning.growing import KeptRows, grow
+from linnaeus_jax.learning.growing import LOST, KeptRows, grow, too_high
 from linnaeus_jax.learning.regression import fit_ranks
 from linnaeus_jax.tools import extend
 from linnaeus_jax.weights.files import read_state, write_state
@@ -47,11 +50,12 @@ def kept() -> Bundle:
     bundle, tree = small_bundle(()), small_taxonomy().tree
     label = np.where(tree.anc["taxa_L10"][1:] < 0, 0, tree.anc["taxa_L10"][1:]).astype(np.int32)
     x, y = drawn(range(4), 30, 1), np.repeat(label, 30, axis=0)
-    fits = fit_ranks(x, np.where(y == 0, -1, y), tree.num_classes)
+    fits = fit_ranks(x, np.where(y == 0, -1, y), tree.num_classes, None, [np.ones(len(x), bool)])
     params = dict(bundle.variables["params"])
     params["head"] = {
-        task: {"fc": {"kernel": fit.affine[0], "bias": np.where(np.arange(len(fit.affine[1])), fit.affine[1], -9)}}
+        task: {"fc": {"kernel": kernel, "bias": np.where(np.arange(len(bias)), bias, -9)}}
         for task, fit in fits.items()
+        for kernel, bias in fit.fits
     }
     counts = tree.path_counts(y)
     exemplars = Exemplars.of((drawn(range(4), 20, 2), np.repeat(label, 20, axis=0)), (x, y))
@@ -146,6 +150,33 @@ def test_a_row_judges_by_fits_without_it():
     found = grow(rows, label[:, None], {"a": base}, {"a": x @ base[0] + base[1]}, {"a": 3})["a"]
     within = x[label == 2] @ found.affine[0] + found.affine[1]
     assert (within.argmax(axis=1) == 2).mean() > (found.logits.argmax(axis=1) == 2).mean() + 0.2
+
+
+@given(st.integers(1, 200), st.integers(0, 2), st.integers(0, 9))
+def test_new_classes_are_lowered_by_what_is_needed_and_no_more(rows, new, seed):
+    rng = np.random.default_rng(seed)
+    logits, label = rng.normal(size=(rows, 3 + new)).astype(np.float32), rng.integers(0, 3, rows)
+    less, may = too_high(logits, label, 3), math.ceil(LOST * rows)
+
+    def lost(less: float) -> int:
+        return int((logits[:, 3:] - less > logits[np.arange(rows), label][:, None]).any(axis=1).sum())
+
+    assert lost(less + 1e-5) <= may
+    assert less == 0 or lost(less - 1e-5) > may
+
+
+def test_old_rows_are_kept_where_a_new_class_lies_on_them():
+    """Half of them would be lost to a class that cannot be told from theirs."""
+    rng = np.random.default_rng(0)
+    x, label = rng.normal(size=(400, WIDTH)).astype(np.float32), np.repeat([0, 1, 2], (100, 100, 200))
+    x[:200] += PLACE[label[:200]]
+    x[200:] += PLACE[0]
+    base, judges = (PLACE[:2].T, -0.5 * np.square(PLACE[:2]).sum(axis=1)), np.arange(400) % 2 == 0
+    rows = KeptRows(x, np.ones(400, np.float32), label < 2, ~judges | (label == 2), judges)
+    found = grow(rows, label[:, None], {"a": base}, {"a": x @ base[0] + base[1]}, {"a": 3})["a"]
+    old = label < 2
+    assert (found.logits[old[judges]].argmax(axis=1) == 2).sum() in (1, 2, 3)  # of 100
+    assert 0.9 < ((x @ found.affine[0] + found.affine[1]).argmax(axis=1) == label)[old].mean() < 1
 
 
 def test_rows_of_folds_are_kept_with_what_other_heads_say(kept, tmp_path):

@@ -106,33 +106,29 @@ def test_some_rows_are_fitted_to_as_if_there_were_no_others(strengths, monkeypat
     monkeypatch.setattr(regression, "ITERATIONS", 60)
     x, label, _ = drawn(240, apart=0.8)
     some = np.arange(240) < 160
-    both, alone = fit_ranks(x, label, RANKS, None, some), fit_ranks(x[some], label[some], RANKS)
+    both = fit_ranks(x, label, RANKS, None, [np.ones(240, bool), some])
+    alone = fit_ranks(x[some], label[some], RANKS, None, [np.ones(160, bool)])
     assert any("regression" in fit.kind for fit in both.values()) == bool(strengths)
     for rank in RANKS:
         if both[rank].kind != alone[rank].kind:
             continue
-        ours, theirs = (x @ kernel + bias for kernel, bias in (both[rank].of_some, alone[rank].of_some))
+        ours, theirs = (x @ kernel + bias for kernel, bias in (both[rank].fits[1], alone[rank].fits[0]))
         assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > (0.995 if strengths else 0.9999)
-        assert not np.allclose(both[rank].of_some[0], both[rank].affine[0], rtol=1e-3)
-        same = np.corrcoef(alone[rank].of_some[0].ravel(), alone[rank].affine[0].ravel())[0, 1]
-        assert same == pytest.approx(1, abs=1e-6)
+        assert not np.allclose(both[rank].fits[1][0], both[rank].fits[0][0], rtol=1e-3)
 
 
 def test_maps_are_of_raw_features_and_logits_of_rows_that_were_not_fitted_to():
     x, label, fine = drawn()
-    fits = fit_ranks(x, label, RANKS)
+    fits = fit_ranks(x, label, RANKS, None, [np.ones(len(x), bool)])
     others, _, theirs = drawn(seed=1)
     for rank, truth in (("fine", theirs), ("coarse", PARENT[theirs])):
         fit = fits[rank]
-        assert (fit.affine[0].dtype, fit.affine[0].shape, fit.logits.shape) == (
-            np.float32,
-            (12, RANKS[rank]),
-            (len(x), RANKS[rank]),
-        )
-        predicted = (others @ fit.affine[0] + fit.affine[1]).argmax(axis=1)
+        ((kernel, bias),) = fit.fits
+        assert (kernel.dtype, kernel.shape, fit.logits.shape) == (np.float32, (12, RANKS[rank]), (len(x), RANKS[rank]))
+        predicted = (others @ kernel + bias).argmax(axis=1)
         assert (predicted == truth).mean() == pytest.approx(fit.accuracy, abs=0.08)
         assert np.isfinite(fit.logits).all()
-    assert 6 not in (others @ fits["fine"].affine[0] + fits["fine"].affine[1]).argmax(axis=1)
+        assert 6 not in predicted
     chance = np.random.default_rng(3).permutation(fine)[:, None]
     noise = fit_ranks(x, chance, {"fine": 7})["fine"]
     assert noise.accuracy < 0.3  # 0.6 and more for the rows that it was fitted to
@@ -148,7 +144,7 @@ def test_what_is_better_out_of_folds_is_taken(kind, monkeypatch):
         x += 4 * np.random.default_rng(4).normal(size=(len(x), 1)).astype(np.float32)
         monkeypatch.setattr(regression, "STRENGTHS", (1e-5,))
     assert kind in fit_ranks(x, label, RANKS)["fine"].kind
-    monkeypatch.setattr(regression, "MOST_PRODUCTS", 0.9 * regression_products(len(x), x.shape[1], RANKS))
+    monkeypatch.setattr(regression, "MOST_PRODUCTS", 0.9 * regression_products(len(x), x.shape[1], RANKS, 5))
     assert fit_ranks(x, label, RANKS)["fine"].kind == regression.DISCRIMINANTS
 
 
@@ -164,6 +160,6 @@ def test_data_with_little_in_them(case):
         label[:, 0] = np.where(np.arange(40) < 2, np.arange(40), -1)
     else:
         label[:, 0] = 2 if case == "one class" else -1
-    fits = fit_ranks(x, label, RANKS)
+    fits = fit_ranks(x, label, RANKS, None, [np.ones(len(x), bool)])
     assert list(fits) == (["coarse"] if case in ("one class", "no label") else ["fine", "coarse"])
-    assert all(np.isfinite(fit.logits).all() and np.isfinite(fit.affine[0]).all() for fit in fits.values())
+    assert all(np.isfinite(fit.logits).all() and np.isfinite(fit.fits[0][0]).all() for fit in fits.values())
