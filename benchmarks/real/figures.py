@@ -8,10 +8,11 @@ by itself, not calibrated), "ranks" (each rank by itself, calibrated), "paths" (
 "unseen" (raw, with all metadata hidden);
 `summed/predicted`, the best coarser classes by sums of the probabilities of the finest head; `adjusted/predicted`, the
 best classes by logits less the logarithm of the classes' shares of the training rows; `conformal/rank`, int8 [N], the
-rank of the answer at `CONFORMAL`, T for none, and `conformal/right`, bool [N]; `count/RANK`, int32 [C], training rows
-of each class; `below/RANK`, int [C], classes of the finest rank below each class, null apart; `names/RANK`, str [C],
-of the coarsest rank. Every figure is of the rows that are labelled at its rank; the conformal coverage, as its
-threshold, of those that are at the finest.
+rank of the answer at `CONFORMAL`, T for none, and `conformal/right`, bool [N]; `sets/size` and `sets/taxa`, int16 [N],
+classes of the set of that coverage and the taxa that it is written as, and `sets/held`, bool [N]; `count/RANK`,
+int32 [C], training rows of each class; `below/RANK`, int [C], classes of the finest rank below each class, null apart;
+`names/RANK`, str [C], of the coarsest rank. Every figure is of the rows that are labelled at its rank; the conformal
+coverage, as its threshold, of those that are at the finest.
 """
 
 from __future__ import annotations
@@ -118,7 +119,24 @@ def figures(arrays: Arrays) -> dict[str, Any]:
             "coverage": _digits(arrays["conformal/right"][finest].mean()),
             "answered": dict(zip([*ranks, "none"], map(_digits, shares), strict=True)),
         }
+    if "sets/size" in arrays:
+        found["sets"] = {"level": CONFORMAL, **_of_sets(arrays, finest)} | {
+            "by_count": [{"from": low, **_of_sets(arrays, of)} for low, of in _groups(arrays, ranks[0]) if of.any()]
+        }
     return found
+
+
+def _of_sets(arrays: Arrays, rows: NDArray[np.bool_]) -> dict[str, Any]:
+    size, taxa, held = (arrays[f"sets/{name}"][rows] for name in ("size", "taxa", "held"))
+    means = {"coverage": held, "mean_size": size, "mean_taxa": taxa, "single": size == 1}
+    return {"rows": int(rows.sum())} | {name: _digits(values.mean()) for name, values in means.items()}
+
+
+def _groups(arrays: Arrays, rank: str) -> list[tuple[int, NDArray[np.bool_]]]:
+    """From so many training rows of the class on, bool [N]: labelled rows of such classes."""
+    label, count = arrays["label"][:, 0], arrays[f"count/{rank}"]
+    group = np.where(label >= 0, np.digitize(count[np.maximum(label, 0)], COUNTS[1:]), -1)
+    return [(low, group == place) for place, low in enumerate(COUNTS)]
 
 
 def _area(judged: Judged, place: int) -> float:

@@ -22,6 +22,7 @@ from linnaeus_jax.inference.bundle.files import read_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.paths import Logits, log_softmax
 from linnaeus_jax.inference.quality.calibration import judge
+from linnaeus_jax.inference.quality.measured_sets import MeasuredSets
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import evaluate, load, test_split
 from linnaeus_jax.tools import bundle as bundle_tool
@@ -61,6 +62,16 @@ def counts(labels: NDArray[np.integer], tasks: tuple[str, ...], ranks: list[str]
     }
 
 
+def of_sets(measured: MeasuredSets) -> dict[str, Any]:
+    """`sets/...` at `figures.CONFORMAL`; nothing where the calibration does not have it."""
+    level = round(100 * figures.CONFORMAL)
+    if level not in measured.levels:
+        return {}
+    place = measured.levels.index(level)
+    sizes = {name: getattr(measured, name)[:, place].astype(np.int16) for name in ("size", "taxa")}
+    return {f"sets/{name}": each for name, each in sizes.items()} | {"sets/held": measured.held[:, place]}
+
+
 def main(argv: list[str]) -> int:
     """Writes the bundle and the arrays of `figures`."""
     run, out, path = map(Path, argv)
@@ -96,6 +107,7 @@ def main(argv: list[str]) -> int:
     at = np.maximum(given, 0)
     arrays["conformal/rank"] = np.where(given < 0, len(ranks), given).astype(np.int8)
     arrays["conformal/right"] = (given < 0) | (answered.best[every, at] == label[every, at])
+    arrays |= of_sets(MeasuredSets.of(rows.logits, rows.label, answers))
     np.savez_compressed(path, **arrays)
     return 0
 

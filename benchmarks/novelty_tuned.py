@@ -1,0 +1,119 @@
+"""How well a model whose trunk was trained tells species that it has never seen, and pictures of something else.
+
+    nice python -m benchmarks.novelty_tuned auto5-lite0 plants=DIR leaf=DIR --far cifar=DIR --out build/real [--draws 1]
+
+As `benchmarks.novelty`, of runs in place of fitted heads: for each set a fifth of the finest classes is hidden by
+`data.hide_taxa`, the row of `benchmarks.real` is trained, bundled, and the bundle embeds all pictures of the set, those
+of each other set, and the first 1,000 of each folder of `--far`. Logits follow from the features by the bundle's heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from benchmarks.common import RESULTS, write_results
+from benchmarks.novelty import HIDDEN, UNKNOWN, Array, Hidden, row_of
+from benchmarks.real.making import Place, labels, of_tasks, once, pixels, run, settings, tasks_of, train
+from benchmarks.real.rows import ROWS, Row
+from benchmarks.real.sets import SETS, SPLITS, read
+from linnaeus_jax.data.labels import read_label_tables
+from linnaeus_jax.inference.bundle.files import read_bundle
+from linnaeus_jax.inference.quality.evaluating import NO_LABEL, read_labelled
+
+FAR = 1000
+
+
+def bundle_without(place: Place, name: str, row: Row, seed: int) -> tuple[Path, Path, Array]:
+    """The labels file of a set, a bundle of a run that knows nothing of some species, and their taxon ids."""
+    built, _ = pixels(place, row.side)
+    split = labels(place, built, seed)
+    tasks = tasks_of(built)
+    (table,), classes = read_label_tables([str(split)], tasks, (), null_possible=True)
+    species = np.intersect1d(classes[tasks[0]][1:], table.taxon[:, 0])
+    drawn = np.random.default_rng(seed).choice(species, round(HIDDEN * len(species)), replace=False)
+    work = place.out / place.name / f"hidden-{name}-{seed}"
+    given = {"data.h5.labels_path": str(split), "data.hide_taxa": tuple(map(str, drawn.tolist()))}
+    flags = settings(place, row.trunks, given | of_tasks(row.settings, tasks))
+    once(work, lambda: train(built, work, flags, seed), goes_on=True)
+    bundle = work.with_name(f"{work.name}-bundle")
+    once(
+        bundle,
+        lambda: run(["linnaeus_jax.tools.bundle", str(work), str(bundle), "--force"], work.with_suffix(".b.log")),
+    )
+    return split, bundle, drawn
+
+
+def embedded(bundle: Path, pictures: Sequence[Path], name: str) -> Array:
+    """float32 [N, D] of a data set, or of pictures, by a bundle."""
+    path = bundle.with_name(f"{bundle.name}-{name}.npy")
+    command = ["linnaeus_jax.tools.embed", bundle, *pictures, "--dtype", "float32", "--out", path]
+    once(path, lambda: run(list(map(str, command)), path.with_suffix(".log")))
+    return np.asarray(np.load(path))
+
+
+def model_of(bundle_path: Path, split: Path, x: Array, drawn: Array) -> Hidden:
+    """A bundle beside the rows of its data set."""
+    bundle = read_bundle(bundle_path)
+    fc = {task: bundle.variables["params"]["head"][task]["fc"] for task in bundle.tasks}
+    heads = {task: (np.asarray(of["kernel"]), np.asarray(of["bias"])) for task, of in fc.items()}
+    known = read_labelled(bundle, split)
+    label = np.full((len(x), len(bundle.tasks)), NO_LABEL, np.int32)
+    label[known.rows] = known.label
+    taxon = np.zeros(len(x), np.int64)
+    taxon[known.rows] = known.taxon[:, 0]
+    with h5py.File(split) as file:
+        side = file["split"][:]
+    new = np.isin(taxon, drawn)
+    train, val, test = (~new & (side == place) for place in range(3))
+    logits = {task: x @ kernel + bias for task, (kernel, bias) in heads.items()}
+    return Hidden(bundle.taxonomy, x, logits, label, train, val, test, new, bundle.calibration, heads)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=[name for name, row in ROWS.items() if row.how == "pictures" and row.trunks])
+    parser.add_argument("sets", nargs="+", metavar="SET=DIR", help=f"of {', '.join(SPLITS)}, and their clones")
+    parser.add_argument("--far", nargs="+", default=[], metavar="NAME=DIR", help="folders of pictures of other things")
+    parser.add_argument("--out", type=Path, required=True, help="folder of benchmarks.real for what is made")
+    parser.add_argument("--draws", type=int, default=1, help="of hidden species (1)")
+    options = parser.parse_args(arguments)
+    row, places, table = ROWS[options.row], {}, list[dict[str, Any]]()
+    for text in options.sets:
+        name, _, folder = text.partition("=")
+        set_name, scheme = SPLITS[name]
+        found = read(SETS[set_name], Path(folder))
+        places[name] = Place(name, found, scheme, Path(folder), options.out, RESULTS / "real", "")
+    folders = {name: Path(folder) for name, _, folder in (text.partition("=") for text in options.far)}
+    for name, place in places.items():
+        for seed in range(options.draws):
+            split, bundle, drawn = bundle_without(place, options.row, row, seed)
+            others = {
+                other: embedded(bundle, [pixels(of, row.side)[0]], other)
+                for other, of in places.items()
+                if other != name
+            }
+            for other, folder in folders.items():
+                pictures = sorted(folder.rglob("*.jpg")) + sorted(folder.rglob("*.png"))
+                others[other] = embedded(bundle, pictures[:: max(1, len(pictures) // FAR)][:FAR], other)
+            x = embedded(bundle, [pixels(place, row.side)[0]], name)
+            model = model_of(bundle, split, x, drawn)
+            assert (model.label[model.new, 0] == UNKNOWN).all()
+            table.append({"row": options.row} | row_of(model, name, seed, others))
+            print(table[-1], flush=True)
+    shown = sys.argv[1:] if arguments is None else arguments
+    shown = [f"{text.partition('=')[0]}=DIR" if "=" in text else text for text in shown]
+    command = shlex.join(["python", "-m", "benchmarks.novelty_tuned", *shown])
+    write_results("novelty_tuned", table, command.replace(str(options.out), "DIR"))
+
+
+if __name__ == "__main__":
+    main()
