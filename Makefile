@@ -38,7 +38,7 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow --durations=25
+	$(BIN)/python -m pytest -m slow --no-loadscope-reorder --durations=25
 
 campaign: $(READY)
 	$(BIN)/python -m tests.campaign $(PART)

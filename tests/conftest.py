@@ -41,6 +41,8 @@ hypothesis.settings.load_profile("tests")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 FIXTURES = Path(__file__).parent / "fixtures"
+#: files of the slow tests that take minutes, the longest first: begun last, one of them would leave a core idle
+LONGEST = ("docs/test_typed_pages.py", "test_ways.py", "models/test_contract.py", "run/test_corners.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -50,7 +52,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "mark.slow" not in collection_path.read_text() or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr == "slow":
+        place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
     if os.environ.get(PLAIN):
         for item in items:
             if item.get_closest_marker("tricks"):
