@@ -260,6 +260,7 @@ ROWS: dict[str, Row] = {
     ),
     "last5-lite0": _tuned("lite0", 5, 4, 15),
     "auto5-lite0": _tuned("lite0", 5, 4, 20, how="auto"),
+    "generated-lite0": Row("Lite0, as the generated configuration is", ("lite0",), "pictures", {}, 0, 15),
     "auto6-lite2": _tuned("lite2", 6, 3, 50, how="auto"),
     "auto6-lite2-320": _tuned("lite2-320", 6, 3, 70, how="auto"),
     "last5-lite0-dates": _with_dates(_tuned("lite0", 5, 4, 15)),

@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> int:
         plan = read_plan(args)
         tasks, taxon, names = plan.taxa.tasks, plan.taxa.taxon[plan.candidates].astype(np.int64), plan.taxa.names
         if left := plan.frame.filter(plan.frame[REASON].is_not_null())[REASON].value_counts(sort=True).rows():
-            say("not used: " + ", ".join(f"{count:,} of {reason}" for reason, count in left))
+            say("not used: " + ", ".join(f"{count:,} ({reason})" for reason, count in left))
     if not len(taxon):
         raise UserError(f"{args.merge} knows no taxon that {args.bundle} lacks: there is nothing to add")
     taxonomy, label = grown_taxonomy(bundle.taxonomy, tasks, taxon, names)

@@ -36,7 +36,8 @@ def test_neighbours_are_those_of_all_distances(seed, rows, queries, count, metri
     q = rng.normal(0, 3, (queries, 5)).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:  # several pieces, blocks and groups of queries
         patch.setattr(nearest, "_PIECE", 15)
-        patch.setattr(nearest, "_ROWS", 8)
+        patch.setattr(nearest, "_ROWS", 21)
+        patch.setattr(nearest, "_GROUP", 2)
         patch.setattr(nearest, "_QUERIES", 4)
         patch.setattr(nearest, "_MORE", 2)
         found = Nearest(x, metric)(q, count)

@@ -20,6 +20,8 @@ METRICS = ("cosine", "euclidean")
 _PIECE, _ROWS, _QUERIES = 1 << 18, 1 << 13, 256
 #: neighbours beyond those wanted whose distances are computed in float64, since float32 may confuse their order
 _MORE = 16
+#: columns of a group, of which the largest score stands for all
+_GROUP = 16
 
 
 class Rows(Protocol):
@@ -161,7 +163,20 @@ def _squares(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _largest(scores: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Places [Q, at most count] of the largest scores [Q, n] of each query, in no order."""
-    if scores.shape[1] <= count:
-        return np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
-    return np.argpartition(scores, -count, axis=1)[:, -count:]
+    """Places [Q, at most count] of the largest scores [Q, n] of each query, in no order.
+
+    Of many columns, those in groups of `_GROUP` are looked at whose largest score is among the largest of all groups:
+    no other group can hold one of so many.
+    """
+    (queries, columns), groups = scores.shape, scores.shape[1] // _GROUP
+    if columns <= count:
+        return np.broadcast_to(np.arange(columns), scores.shape)
+    if groups <= count:
+        return np.argpartition(scores, -count, axis=1)[:, -count:]
+    best = scores[:, : groups * _GROUP].reshape(queries, _GROUP, groups).max(axis=1)
+    chosen = np.argpartition(best, -count, axis=1)[:, -count:]
+    looked_at = (chosen[:, :, None] + groups * np.arange(_GROUP)).reshape(queries, -1)
+    rest = np.broadcast_to(np.arange(groups * _GROUP, columns), (queries, columns - groups * _GROUP))
+    looked_at = np.concatenate([looked_at, rest], axis=1)
+    place = np.argpartition(np.take_along_axis(scores, looked_at, axis=1), -count, axis=1)[:, -count:]
+    return np.take_along_axis(looked_at, place, axis=1)
