@@ -2,7 +2,7 @@
 
     nice python -m benchmarks.together grocery auto5-lite0 --data DIR --out build/real [--seeds 0,1,2]
 
-The runs are those of a row of `benchmarks.real`, made where they are not there yet, on a set whose split is its own.
+The runs are trained as a row of `benchmarks.real` is, by seeds of their own on the split of the first.
 `linnaeus bundle RUN RUN RUN OUT` puts them into one. Each bundle answers every test row by the most probable path, as
 `linnaeus evaluate` asks it. In the table: accuracy, NLL and ECE of each rank, mean size and coverage of the sets for
 90 %, bytes, and CPU-milliseconds of a picture, reading included. Answers and probabilities of every row stand in the
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import RESULTS, write_results
-from benchmarks.real.making import Place, labels, make_row, pixels
+from benchmarks.real.making import Place, labels, of_tasks, once, pixels, settings, tasks_of, train
 from benchmarks.real.rows import ROWS
 from benchmarks.real.sets import SETS, SPLITS, read
 from linnaeus_jax.inference.model import Model, load
@@ -47,8 +47,8 @@ def evaluated(bundle: Path, split: Path, images: Path) -> tuple[Model, Evaluated
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=[name for name, (_, scheme) in SPLITS.items() if scheme == "official"])
-    parser.add_argument("row", choices=[name for name, row in ROWS.items() if row.how == "pictures"])
+    parser.add_argument("set", metavar="SET", choices=SPLITS, help=", ".join(SPLITS))
+    parser.add_argument("row", choices=[name for name, row in ROWS.items() if row.how == "pictures" and row.trunks])
     parser.add_argument("--data", type=Path, required=True, help="clone of the set's repository")
     parser.add_argument("--out", type=Path, required=True, help="folder of benchmarks.real for what is made")
     parser.add_argument("--seeds", default="0,1,2", help="of the runs (0,1,2)")
@@ -57,18 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found, row = read(SETS[set_name], options.data), ROWS[options.row]
     place = Place(options.set, found, scheme, options.data, options.out, RESULTS / "real", "")
     built, _ = pixels(place, row.side)
-    runs = {seed: options.out / place.name / f"{options.row}-{seed}" for seed in map(int, options.seeds.split(","))}
-    for seed, run in runs.items():
-        if not run.with_name(f"{run.name}-bundle").is_dir():
-            typed = f"python -m benchmarks.real {options.set} {options.row} --data DIR --out DIR --seeds {seed}"
-            make_row(place, options.row, row, seed, typed, timed=False)
-    together = options.out / place.name / f"{options.row}-together"
-    if status := bundle_tool.main([*map(str, runs.values()), str(together), "--force"]):
-        return status
-    split, images = labels(place, built, next(iter(runs))), built / "images.h5"
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    split, images, folder = labels(place, built, seeds[0]), built / "images.h5", options.out / place.name
+    given = {"data.h5.labels_path": str(split)} | of_tasks(row.settings, tasks_of(built))
+    runs, bundles = [], dict[str, Path]()
+    for seed in seeds:
+        runs.append(folder / f"{options.row}-together-{seed}")
+        once(runs[-1], lambda: train(built, runs[-1], settings(place, row.trunks, given), seed), goes_on=True)  # noqa: B023
+    for name, members in {**{f"seed {seed}": [run] for seed, run in zip(seeds, runs)}, "together": runs}.items():
+        bundles[name] = folder / f"{options.row}-{name.replace(' ', '-')}-bundle"
+        if status := bundle_tool.main([*map(str, members), str(bundles[name]), "--force"]):
+            return status
     table, arrays = [], dict[str, Any]()
-    names = {f"seed {seed}": run.with_name(f"{run.name}-bundle") for seed, run in runs.items()}
-    for name, path in (names | {"together": together}).items():
+    for name, path in bundles.items():
         model, answers, milliseconds = evaluated(path, split, images)
         judged = answers.judged[PATH]
         values = {what: MEASURES[what](judged) for what in ("accuracy", "nll", "ece")}

@@ -12,7 +12,7 @@ added, so that the order in which they come is of no importance.
 A new class is taken for as common as the mean of the old ones, whatever the number of its rows (logit adjustment, Menon
 et al. 2021). Only the strength is chosen, on rows that a fit has not seen: a bias of all new classes that is chosen so
 is further off where validation and use differ (benchmarks/README.md). It is lowered where more than `LOST` of the old
-rows that were right would be wrong by a new class.
+rows would be right no more because of a new class.
 
 Letters of shapes: N rows, D features, P components, C classes of a rank of which B are old, J rows that judge.
 """
@@ -34,7 +34,7 @@ from linnaeus_jax.learning.regression import CURVATURE, components_of
 #: inverse strengths of the penalty, in the order in which they are tried; iterations for each; parts that the new rows
 #: are judged in; most numbers of a change
 STRENGTHS, ITERATIONS, FOLDS, MOST_NUMBERS = (0.01, 0.1), 15, 3, 1 << 23
-#: most of the old rows that judge and were right, as a share, that a new class may take
+#: most of the old rows that judge, as a share, that may be right no more because of a new class
 LOST = 0.03
 
 
@@ -122,8 +122,9 @@ def _grown(
     more = np.log(max(usual, 1.0) / np.maximum(np.bincount(label_N[fits], minlength=classes)[count:], 1))
     of_strength[:, :, count:] += more
     best = int(np.argmin([_loss_of_classes(logits[judges], label_N[judges]) for logits in of_strength]))
-    right = judges & rows.old & (before_NB.argmax(axis=1) == label_N)
-    less = too_high(of_strength[best][right], label_N[right], count)
+    old = judges & rows.old
+    right = old & (before_NB.argmax(axis=1) == label_N)
+    less = too_high(of_strength[best][right], label_N[right], count, math.ceil(LOST * int(old.sum())))
     of_strength[best][:, count:] -= less
     more -= less
     kernel, bias = affines[best]
@@ -133,12 +134,11 @@ def _grown(
     return Grown((kernel, bias), of_strength[best][rows.judges])
 
 
-def too_high(logits_JC: NDArray[np.float32], label_J: NDArray[np.integer], old: int) -> np.float32:
-    """By how much the logits of new classes, those from `old` on, must be lower for at most `LOST` of the rows, and for
-    one at least, to have a new class above their own."""
+def too_high(logits_JC: NDArray[np.float32], label_J: NDArray[np.integer], old: int, most: int) -> np.float32:
+    """By how much the logits of new classes, those from `old` on, must be lower for at most so many of the rows to have
+    one of them above their own."""
     over = np.sort(logits_JC[:, old:].max(axis=1, initial=-np.inf) - logits_JC[np.arange(len(label_J)), label_J])
-    may = math.ceil(LOST * len(over))
-    return np.float32(max(over[-1 - may], 0.0)) if len(over) > may else np.float32(0)
+    return np.float32(max(over[-1 - most], 0.0)) if len(over) > most else np.float32(0)
 
 
 def _loss_of_classes(logits_JC: NDArray[np.float32], label_J: NDArray[np.integer]) -> float:
