@@ -67,7 +67,7 @@ class AnswerOptions:
     always: tuple[tuple[str, int], ...] = field(default=())
     class_balance: float = 0.0
     coverage: float | None = None
-    least_share: float | None = None
+    least_share: float | Sequence[float] | None = None
     prior: bool = False
     novelty: float | None = None
 
@@ -164,7 +164,19 @@ class Answers:
         #: training rows of the taxa that are answered, see `TaxonomyTree.path_counts`
         self.path_counts = taxonomy.summed(calibration.path_counts)
         self.leaves = sets.Leaves(taxonomy)
+        #: int64 [L], training rows of every leaf; None where they are not known
+        self.trained: NDArray[np.int64] | None = None
+        if self.path_counts:
+            every = np.concatenate([np.asarray(self.path_counts[task], np.int64) for task in taxonomy.tasks])
+            self.trained = every[self.leaves.itself]
         self.prior: BoundPrior | None = None
+
+    def least_shares(self, least: float | Sequence[float]) -> float | NDArray[np.float64]:
+        """The threshold of `Calibration.sets` of every leaf, [L], where it is one for each group."""
+        if not isinstance(least, Sequence):
+            return least
+        assert self.trained is not None  # see `bundle.fields`
+        return np.asarray(least, np.float64)[sets.group_of(self.trained, self.calibration.set_groups)]
 
     def with_prior(self, prior: Prior, cut: float = 0.0) -> Answers:
         """The same with a prior of places and dates; see `BoundPrior.of`."""
@@ -314,7 +326,7 @@ class Answers:
         held: NDArray[np.object_] = np.zeros(0, object)
         size = np.zeros(0, np.int64)
         if options.least_share is not None:
-            inside = sets.inside(self.leaves.shares(by_task), options.least_share)
+            inside = sets.inside(self.leaves.shares(by_task), self.least_shares(options.least_share))
             held, size = np.empty(len(best), object), inside.sum(axis=1)
             for row, entries in enumerate(self.leaves.written(inside, by_task)):  # of one length they would be a table
                 held[row] = entries

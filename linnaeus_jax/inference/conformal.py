@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from linnaeus_jax.metrics.judged import Judged
 
 #: levels that a bundle has thresholds of, in per cent
 LEVELS = tuple(range(50, 100))
+
+Threshold = TypeVar("Threshold")
 
 
 def scores(judged: Judged, first: int) -> NDArray[np.float64]:
@@ -75,7 +78,7 @@ def least_confidence(found: Mapping[str, float], rows: int, level: float) -> flo
     return float(np.nextafter(threshold(found, rows, level), 2.0))
 
 
-def threshold(found: Mapping[str, float], rows: int, level: float, what: str = "coverage") -> float:
+def threshold(found: Mapping[str, Threshold], rows: int, level: float, what: str = "coverage") -> Threshold:
     """The one for a share `level`.
 
     Args:

@@ -8,13 +8,17 @@ ceil((n + 1) level), from the largest down, is the threshold; sets hold the trut
 probability of at least `level` (Sadinle et al. 2019, Least Ambiguous Set-Valued Classifiers). Nothing is drawn: equal
 outputs of a model give equal sets. What was measured beside sums of probabilities: `benchmarks.prediction_sets`.
 
+A model is less sure of taxa with few training rows, and one threshold would leave them out too often. So leaves are put
+into groups by their training rows, where the rows that are measured suffice for several, and each group has a threshold
+of its own, from the rows whose label is in it: the promise then holds in each group (Vovk 2012, label-conditional).
+
 Where a set holds all leaves below a taxon, and these are several, it is written as that taxon; of taxa with the same
 leaves, as the finest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +28,8 @@ from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 
 #: place of the task, class and probability of a taxon
 Entry = tuple[int, int, float]
+#: rows that a group is measured on, at least; groups, at most
+LEAST_ROWS, MOST_GROUPS = 100, 4
 
 
 class Leaves:
@@ -93,13 +99,47 @@ def scores(shares: NDArray[np.float64], label: NDArray[np.integer]) -> NDArray[n
     return np.where(shares.argmax(axis=1) == label, 1.0, shares[np.arange(len(label)), label])
 
 
+def groups(trained: NDArray[np.int64], label: NDArray[np.integer]) -> list[int]:
+    """The fewest training rows of the leaves of each group, ascending, so that each is measured on enough rows.
+
+    Args:
+      trained: [L], training rows of the leaves.
+      label: [n], the leaves that the rows are labelled with.
+    """
+    counts, place = np.unique(trained, return_inverse=True)
+    rows = np.bincount(place[label], minlength=len(counts))
+    wanted, found, measured = max(LEAST_ROWS, len(label) / MOST_GROUPS), [0], 0
+    for count, more in zip(counts.tolist(), rows.tolist()):
+        if measured >= wanted:
+            found.append(count)
+            measured = 0
+        measured += more
+    return found[:-1] if measured < wanted and len(found) > 1 else found
+
+
+def group_of(trained: NDArray[np.int64], found: Sequence[int]) -> NDArray[np.int64]:
+    """int64 [L]: the number of the group of each leaf."""
+    return np.maximum(np.searchsorted(np.asarray(found, np.int64), trained, side="right") - 1, 0)
+
+
 def thresholds(score: NDArray[np.float64]) -> dict[str, float]:
     """Per cent of coverage, as text -> least share, for every level that so many rows allow."""
     return {level: -least for level, least in conformal.thresholds(-score).items()}
 
 
-def inside(shares: NDArray[np.float64], least: float) -> NDArray[np.bool_]:
-    """bool [N, L]: leaves of the sets of shares [N, L]."""
+def thresholds_of_groups(score: NDArray[np.float64], group: NDArray[np.integer]) -> dict[str, list[float]]:
+    """Per cent of coverage, as text -> least share for each group, for every level that the rows of all allow.
+
+    Args:
+      group: [n], numbers of the groups of the labels.
+    """
+    parts = [thresholds(score[group == number]) for number in range(int(group.max()) + 1)]
+    levels = [level for level in parts[0] if all(level in part for part in parts)]
+    return {level: [part[level] for part in parts] for level in levels}
+
+
+def inside(shares: NDArray[np.float64], least: float | NDArray[np.float64]) -> NDArray[np.bool_]:
+    """bool [N, L]: leaves of the sets of shares [N, L]; `least` of all, or of each leaf [L]."""
     found = shares >= least
     found[np.arange(len(found)), shares.argmax(axis=1)] = True
     return found

@@ -155,7 +155,7 @@ def test_a_row_judges_by_fits_without_it():
 def test_new_classes_are_lowered_by_what_is_needed_and_no_more(rows, new, most, seed):
     rng = np.random.default_rng(seed)
     logits, label = rng.normal(size=(rows, 3 + new)).astype(np.float32), rng.integers(0, 3, rows)
-    less = too_high(logits, label, 3, most)
+    less = float(too_high(logits, label, 3, most))
 
     def lost(less: float) -> int:
         return int((logits[:, 3:] - less > logits[np.arange(rows), label][:, None]).any(axis=1).sum())

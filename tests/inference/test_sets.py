@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -22,6 +23,7 @@ from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.quality.measured_sets import MeasuredSets, set_scores, span
+from linnaeus_jax.inference.quality.measuring import with_sets
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.conftest import small_taxonomy
 from tests.inference.test_conformal import drawn
@@ -174,7 +176,9 @@ def test_coverage_of_exchangeable_rows(seed, sharpness, rows, level):
     answered = answers.answered(part(logits, slice(rows, None)), answers.options(coverage=level, as_sets=True))
     leaf = answers.leaves.of(labels[rows:])
     shares = answers.leaves.shares(answers.probabilities(part(logits, slice(rows, None)), answers.options())[1])
-    held = sets.inside(shares, answers.calibration.sets[str(round(100 * level))])[np.arange(400), leaf].sum()
+    held = sets.inside(shares, answers.least_shares(answers.calibration.sets[str(round(100 * level))]))[
+        np.arange(400), leaf
+    ].sum()
     place = int(np.ceil((rows + 1) * level - 1e-9))
     assert held >= betabinom.ppf(1e-6, 400, place, rows + 1 - place)
     assert (answered.set_size >= 1).all()
@@ -209,6 +213,61 @@ def test_ninety_per_cent_within_two_also_by_training_rows():
     assert held == pytest.approx(8000 * found[0.9]["held"])
 
 
+def test_each_group_of_taxa_is_held_as_often_as_asked_for():
+    """A model that says less of rare species than it knows: one threshold holds 0.66 to 0.95 of the groups."""
+    rng = np.random.default_rng(5)
+    taxonomy = random_taxonomy([40, 12, 4], False, np.random.default_rng(0))
+    share = (1 / np.arange(1, 41)) / (1 / np.arange(1, 41)).sum()
+    label = rng.choice(40, 10_000, p=share)
+    z = rng.normal(size=(10_000, 40)) + 2.5 * np.log(share)
+    z[np.arange(10_000), label] += 3.0
+    labels = taxonomy.tree.anc[taxonomy.tasks[0]][label]
+    flat = {task: np.zeros((10_000, taxonomy.tree.num_classes[task]), np.float32) for task in taxonomy.tasks[1:]}
+    logits = {taxonomy.tasks[0]: z.astype(np.float32), **flat}
+    counts = {task: [0] * size for task, size in taxonomy.tree.num_classes.items()}
+    counts[taxonomy.tasks[0]] = np.round(300 * share).astype(int).tolist()
+    plain = Answers(taxonomy, Calibration.none(taxonomy.tasks, counts))
+    score = set_scores(part(logits, slice(0, 2000)), labels[:2000], plain)
+    known = with_sets(plain.calibration, taxonomy, score, labels[:2000])
+    assert len(known.set_groups) == 3
+    assert np.array([*known.sets.values()]).shape == (50, 3)
+    one = dataclasses.replace(known, sets=sets.thresholds(score), set_groups=[])
+    trained, spread = np.array(counts[taxonomy.tasks[0]])[label[2000:]], []
+    for calibration in (one, known):
+        measured = MeasuredSets.of(part(logits, slice(2000, None)), labels[2000:], Answers(taxonomy, calibration))
+        held, group = measured.held[:, 1], sets.group_of(trained, known.set_groups)
+        spread.append([held[group == number].mean() for number in range(3)])
+    assert min(spread[0]) < 0.75
+    fitted_to = sets.group_of(np.array(counts[taxonomy.tasks[0]]), known.set_groups)[label[:2000]]
+    for number in range(3):  # within bounds that one draw in 10,000 leaves at either side
+        n, of = (fitted_to == number).sum(), (group == number).sum()
+        place = int(np.ceil((n + 1) * 0.9))
+        low, high = betabinom.ppf([1e-4, 1 - 1e-4], of, place, n + 1 - place)
+        assert low <= held[group == number].sum() <= high
+    answers = Answers(taxonomy, dataclasses.replace(known, coverage={"90": 0.5}, coverage_rows=2000))
+    answered = answers.answered(part(logits, slice(2000, 2400)), answers.options(coverage=0.9, as_sets=True))
+    np.testing.assert_array_equal(answered.set_size, measured.size[:400, 1])
+
+
+@given(
+    trained=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(np.array),
+    rows=st.integers(0, 3000),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_groups_are_of_enough_rows_and_apart_in_training_rows(trained, rows, seed):
+    label = np.random.default_rng(seed).integers(0, len(trained), rows)
+    found = sets.groups(trained, label)
+    group = sets.group_of(trained, found)
+    assert found[0] == 0
+    assert len(found) <= sets.MOST_GROUPS
+    assert set(group.tolist()) <= set(range(len(found)))
+    for a, b in itertools.combinations(range(len(trained)), 2):
+        assert (group[a] <= group[b]) if trained[a] <= trained[b] else (group[a] >= group[b])
+    if len(found) > 1:
+        assert np.bincount(group[label], minlength=len(found)).min() >= sets.LEAST_ROWS
+
+
 @given(case=cases(rows=5), least=st.lists(st.floats(0, 1), min_size=2, max_size=2))
 @settings(max_examples=60, deadline=None)
 def test_a_lower_threshold_gives_a_superset(case: Case, least: list[float]):
@@ -222,7 +281,7 @@ def test_a_lower_threshold_gives_a_superset(case: Case, least: list[float]):
 def test_a_larger_coverage_gives_a_superset():
     taxonomy = small_taxonomy()
     logits, labels = drawn(taxonomy, 500, np.random.default_rng(0), 0.5)
-    found = fitted(taxonomy, logits, labels).calibration.sets
+    found = sets.thresholds(set_scores(logits, labels, fitted(taxonomy, logits, labels)))
     assert list(found.values()) == sorted(found.values(), reverse=True)
     assert found["50"] > found["99"]
 
@@ -290,6 +349,7 @@ def test_bundles_keep_thresholds(bundle, tmp_path):
     write_bundle(dataclasses.replace(bundle, calibration=calibration), tmp_path / "b")
     assert read_bundle(tmp_path / "b").calibration == calibration
     about = read_sealed(tmp_path / "b" / "bundle.json")
-    del about["calibration"]["sets"], about["calibration"]["set_rows"]  # as earlier versions wrote it
+    for key in ("sets", "set_rows", "set_groups"):
+        del about["calibration"][key]  # as earlier versions wrote it
     (tmp_path / "b" / "bundle.json").write_text(json.dumps(sealed(about)))
     assert read_bundle(tmp_path / "b").calibration == bundle.calibration

@@ -42,7 +42,9 @@ class Calibration:
       coverage_rows: rows that the thresholds were measured on; 0: they were not.
       path_counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
       sets: of sets of taxa, in per cent -> threshold of the share of a taxon, see `inference.sets`.
+        a list: one for each of `set_groups`.
       set_rows: rows that these were measured on; 0: they were not.
+      set_groups: see `sets.groups`; none: one threshold for all taxa.
       dependence: of the pictures of one occurrence, from 0 to 1, see `inference.pooling`.
       dependence_groups: occurrences of several pictures that it was fitted on; 0: it was not.
       novelty: `weights` of `Novelty.known`, and thresholds of `outside` and `new` as of coverage.
@@ -55,8 +57,9 @@ class Calibration:
     coverage: Mapping[str, float] = field(default_factory=dict)
     coverage_rows: int = 0
     path_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    sets: Mapping[str, float] = field(default_factory=dict)
+    sets: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     set_rows: int = 0
+    set_groups: Sequence[int] = field(default_factory=list)
     dependence: float = DEPENDENCE
     dependence_groups: int = 0
     novelty: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -66,6 +66,17 @@ def _thresholds(value: Any) -> bool:
     return _is_object(value) and all(_is_number(p) and 0 <= p <= 1 for p in value.values())
 
 
+def _set_thresholds(value: Any) -> bool:
+    def is_share(p: Any) -> bool:
+        return _is_number(p) and 0 <= p <= 1
+
+    return _is_object(value) and all(is_share(p) or (p and _list_of(is_share)(p)) for p in value.values())
+
+
+def _groups(value: Any) -> bool:
+    return _list_of(_is_count)(value) and value[:1] in ([], [0]) and sorted(set(value)) == value
+
+
 def _novelty(value: Any) -> bool:
     if not _is_object(value) or not all(map(_is_object, value.values())):
         return False
@@ -118,8 +129,9 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.coverage": ("a probability for each level of coverage", _thresholds),
     "calibration.coverage_rows": ("a number of rows", _is_count),
     "calibration.path_counts": ("numbers of rows, a list for each rank", _counts),
-    "calibration.sets": ("a share for each level of coverage", _thresholds),
+    "calibration.sets": ("a share, or a list of shares, for each level of coverage", _set_thresholds),
     "calibration.set_rows": ("a number of rows", _is_count),
+    "calibration.set_groups": ("numbers of rows that rise from 0", _groups),
     "calibration.dependence": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
     "calibration.dependence_groups": ("a number of occurrences", _is_count),
     "calibration.novelty": ("weights and thresholds, an object of numbers each", _novelty),
@@ -208,7 +220,12 @@ def check_ranks(about: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
                 f"calibration.{kind} is {_short(about['calibration'][kind])}; a temperature for each of "
                 f"{', '.join(tasks)} is needed"
             )
-    counts = about["calibration"].get("path_counts", {})
+    counts, groups = about["calibration"].get("path_counts", {}), about["calibration"].get("set_groups", [])
+    shares = about["calibration"].get("sets", {}).values()
+    if any(len(p) != len(groups) if isinstance(p, list) else groups for p in shares) or (groups and not counts):
+        raise FieldError(
+            "calibration.sets does not fit set_groups; a share for each group, and path_counts, are needed"
+        )
     if counts and {task: len(each) for task, each in counts.items()} != dict(sizes):
         raise FieldError(
             "calibration.path_counts does not fit the classes; a number of rows for each of "

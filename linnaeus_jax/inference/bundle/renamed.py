@@ -31,7 +31,7 @@ def renamed_bundle(
     facts = dict(bundle.facts) | {"names": " and ".join(filter(None, [bundle.facts.get("names"), source]))}
     calibration, heads = bundle.calibration, old.heads
     if not changed.same_classes:
-        calibration = dataclasses.replace(calibration, coverage={}, coverage_rows=0, sets={}, set_rows=0)
+        calibration = dataclasses.replace(calibration, coverage={}, coverage_rows=0, sets={}, set_rows=0, set_groups=[])
         facts.pop("measured", None)
         class_of = changed.class_of
         if heads:

@@ -50,13 +50,14 @@ class MeasuredSets:
             _, by_task = answers.probabilities(some(logits, np.arange(len(label))[rows]), answers.options())
             shares = leaves.shares(by_task)
             for place, level in enumerate(levels):
-                inside = sets.inside(shares, known.sets[str(level)])
+                inside = sets.inside(shares, answers.least_shares(known.sets[str(level)]))
                 held[rows, place] = inside[np.arange(len(inside)), label[rows]] & (label[rows] >= 0)
                 size[rows, place] = inside.sum(axis=1)
                 taxa[rows, place] = [len(each) for each in leaves.written(inside, by_task)]
-        return cls(
-            levels, _trained(answers.path_counts, answers.taxonomy.tasks, leaves, label), label >= 0, held, size, taxa
+        trained = (
+            np.full(len(label), -1) if answers.trained is None else np.where(label >= 0, answers.trained[label], -1)
         )
+        return cls(levels, trained, label >= 0, held, size, taxa)
 
     @classmethod
     def joined(cls, parts: Sequence[MeasuredSets]) -> MeasuredSets:
@@ -98,15 +99,6 @@ def set_scores(logits: Logits, labels: NDArray[np.integer], answers: Answers) ->
         _, by_task = answers.probabilities(some(logits, np.arange(len(label))[rows]), answers.options())
         found[rows] = np.where(label[rows] >= 0, sets.scores(answers.leaves.shares(by_task), label[rows]), np.nan)
     return found
-
-
-def _trained(
-    path_counts: Mapping[str, Sequence[int]], tasks: Sequence[str], leaves: sets.Leaves, label: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    if not path_counts:
-        return np.full(len(label), -1)
-    counts = np.concatenate([np.asarray(path_counts[task], np.int64) for task in tasks])
-    return np.where(label >= 0, counts[leaves.itself[label]], -1)
 
 
 def _said(held: NDArray[np.bool_], size: NDArray[np.int64]) -> Mapping[str, float | None]:

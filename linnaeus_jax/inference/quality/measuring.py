@@ -21,6 +21,7 @@ from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.members import OTHERS
 from linnaeus_jax.inference.bundle.statistics import MOST_FEATURES, FeatureStatistics
+from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.forward import layers_of, of_runs
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pooling import LEAST_GROUPS
@@ -322,9 +323,25 @@ def calibrated(bundle: Bundle, measured: Measured) -> Bundle:
     fitted = measured.calibration
     score = conformal.scores(measured.judged[WITH, "paths"], bundle.taxonomy.first)
     found = dataclasses.replace(fitted, coverage=conformal.thresholds(score), coverage_rows=len(score))
-    of_sets = measured.set_score[~np.isnan(measured.set_score)]
-    found = dataclasses.replace(found, sets=sets.thresholds(of_sets), set_rows=len(of_sets))
+    found = with_sets(found, bundle.taxonomy, measured.set_score, measured.rows.labels)
     return dataclasses.replace(bundle, calibration=found)
+
+
+def with_sets(
+    calibration: Calibration, taxonomy: Taxonomy, score: NDArray[np.float64], labels: NDArray[np.integer]
+) -> Calibration:
+    """With thresholds of sets, of groups of taxa by their training rows where these are known.
+
+    Args:
+      score: [N], see `set_scores`.
+      labels: int [N, T].
+    """
+    answers, rows = Answers(taxonomy, calibration), ~np.isnan(score)
+    score, leaf = score[rows], answers.leaves.of(labels[rows])
+    if answers.trained is not None and len(groups := sets.groups(answers.trained, leaf)) > 1:
+        found = sets.thresholds_of_groups(score, sets.group_of(answers.trained, groups)[leaf])
+        return dataclasses.replace(calibration, sets=found, set_rows=len(score), set_groups=groups)
+    return dataclasses.replace(calibration, sets=sets.thresholds(score), set_rows=len(score), set_groups=[])
 
 
 def with_novelty(bundle: Bundle, measured: Measured) -> tuple[Bundle, Measured]:
