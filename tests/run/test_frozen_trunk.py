@@ -59,7 +59,7 @@ def test_logits_out_of_folds_are_found_by_row_and_damage_is_seen(tmp_path, files
     dataset: Any = SimpleNamespace(train=split_of(table, 5, 4), val=split_of(other, 9, 7, 3))
     assert frozen_trunk.out_of_fold(directory, dataset) is None
     values = np.arange(8, dtype=np.float32).reshape(4, 2)
-    fit = RankFit((values, values[0]), values, "any", 0.5, (values, values[0]))
+    fit = RankFit(values, "any", 0.5, [(values, values[0])])
     row, trains = np.array([4, 5, 3, 9]), np.array([True, True, False, False])
     stored = frozen_trunk._Rows(values, np.arange(4), np.zeros((4, 1), np.int64), row, trains)
     frozen_trunk._write_out_of_fold(directory, stored, {"species": fit})
