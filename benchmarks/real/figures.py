@@ -158,19 +158,17 @@ def _accuracy(label: NDArray[np.integer], predicted: NDArray[np.integer]) -> flo
 
 def _by_count(arrays: Arrays, rank: str) -> list[dict[str, Any]]:
     """Accuracy at the finest rank by how many training rows the class has."""
-    known = arrays["label"][:, 0] >= 0
-    label, count = arrays["label"][known, 0], arrays[f"count/{rank}"]
-    right = arrays["raw/predicted"][known, 0] == label
-    group = np.digitize(count[label], COUNTS[1:])
+    count = arrays[f"count/{rank}"]
+    right = arrays["raw/predicted"][:, 0] == arrays["label"][:, 0]
     return [
         {
             "from": low,
             "classes": int(((np.digitize(count, COUNTS[1:]) == place) & (count > 0)).sum()),
-            "rows": int((group == place).sum()),
-            "accuracy": _digits(right[group == place].mean()),
+            "rows": int(of.sum()),
+            "accuracy": _digits(right[of].mean()),
         }
-        for place, low in enumerate(COUNTS)
-        if (group == place).any()
+        for place, (low, of) in enumerate(_groups(arrays, rank))
+        if of.any()
     ]
 
 

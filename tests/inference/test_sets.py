@@ -214,7 +214,7 @@ def test_ninety_per_cent_within_two_also_by_training_rows():
 
 
 def test_each_group_of_taxa_is_held_as_often_as_asked_for():
-    """A model that says less of rare species than it knows: one threshold holds 0.66 to 0.95 of the groups."""
+    """A model that says less of rare species than it knows: one threshold holds fewer than 3 of 4 of some group."""
     rng = np.random.default_rng(5)
     taxonomy = random_taxonomy([40, 12, 4], False, np.random.default_rng(0))
     share = (1 / np.arange(1, 41)) / (1 / np.arange(1, 41)).sum()

@@ -41,8 +41,8 @@ class Calibration:
       coverage: of answers, in per cent -> threshold of their probability, see `conformal`.
       coverage_rows: rows that the thresholds were measured on; 0: they were not.
       path_counts: of the training rows, see `TaxonomyTree.path_counts`; empty where they are not known.
-      sets: of sets of taxa, in per cent -> threshold of the share of a taxon, see `inference.sets`.
-        a list: one for each of `set_groups`.
+      sets: of sets of taxa, in per cent -> threshold of the share of a taxon, or a list of one for each of
+        `set_groups`, see `inference.sets`.
       set_rows: rows that these were measured on; 0: they were not.
       set_groups: see `sets.groups`; none: one threshold for all taxa.
       dependence: of the pictures of one occurrence, from 0 to 1, see `inference.pooling`.

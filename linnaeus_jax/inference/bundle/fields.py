@@ -62,15 +62,16 @@ def _one_of(choices: Sequence[str]) -> tuple[str, Check]:
     return f"one of {', '.join(choices)}", lambda value: _is_text(value) and value in choices
 
 
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
 def _thresholds(value: Any) -> bool:
-    return _is_object(value) and all(_is_number(p) and 0 <= p <= 1 for p in value.values())
+    return _is_object(value) and all(map(_is_share, value.values()))
 
 
 def _set_thresholds(value: Any) -> bool:
-    def is_share(p: Any) -> bool:
-        return _is_number(p) and 0 <= p <= 1
-
-    return _is_object(value) and all(is_share(p) or (p and _list_of(is_share)(p)) for p in value.values())
+    return _is_object(value) and all(_is_share(p) or (p and _list_of(_is_share)(p)) for p in value.values())
 
 
 def _groups(value: Any) -> bool:
@@ -132,7 +133,7 @@ _FIELDS: dict[str, tuple[str, Check]] = {
     "calibration.sets": ("a share, or a list of shares, for each level of coverage", _set_thresholds),
     "calibration.set_rows": ("a number of rows", _is_count),
     "calibration.set_groups": ("numbers of rows that rise from 0", _groups),
-    "calibration.dependence": ("a number from 0 to 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "calibration.dependence": ("a number from 0 to 1", _is_share),
     "calibration.dependence_groups": ("a number of occurrences", _is_count),
     "calibration.novelty": ("weights and thresholds, an object of numbers each", _novelty),
     "calibration.novelty_rows": ("a number of rows", _is_count),
