@@ -252,7 +252,7 @@ def test_the_page_in_a_browser(data_set, tmp_path, width, height):
         page.open((tmp_path / "out" / "label_issues.html").as_uri(), width, height, mobile=width < 500)
         assert page.value("document.documentElement.scrollWidth") <= width
         assert page.value(BEYOND) == []
-        assert page.value("document.querySelector('.card img').naturalWidth") > 0
+        page.wait("document.querySelector('.card img').naturalWidth > 0")  # decoded lazily
         while page.value("document.activeElement.className") != "card":
             page.press("Tab")
         page.press("Tab")

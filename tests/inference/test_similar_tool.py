@@ -207,6 +207,6 @@ def test_the_page_in_a_browser(tmp_path, pictures, width, height):
         assert page.value("document.documentElement.scrollWidth") <= width
         assert page.value("document.querySelectorAll('.card').length") == 602
         assert page.value(BEYOND) == []
-        assert page.value("document.querySelector('.card img').naturalWidth") > 0
+        page.wait("document.querySelector('.card img').naturalWidth > 0")  # decoded lazily
         assert page.errors == []
         assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
