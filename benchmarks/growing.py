@@ -37,8 +37,9 @@ from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Bundle, model_of
 from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.grown import grown_taxonomy
+from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality.extending import extended
-from linnaeus_jax.inference.quality.measuring import OF_CLASS
+from linnaeus_jax.inference.quality.features import OF_CLASS
 from linnaeus_jax.learning.growing import places_within
 from linnaeus_jax.reading.metadata import MetadataEncoder
 
@@ -65,7 +66,9 @@ def bundle_of(model: Hidden) -> Bundle:
         encoder,
         model.taxonomy,
         model.temperatures,
-        exemplars=Exemplars.of((model.x[model.val], label[model.val]), (model.x[trained], label[trained])),
+        exemplars=Exemplars.of(
+            (some(model.features, model.val), label[model.val]), (some(model.features, trained), label[trained])
+        ),
     )
 
 
@@ -97,12 +100,12 @@ def draw(
     model = hidden_model(folder, tasks, seed, drawn.tolist())
     old = bundle_of(model)
     test = np.flatnonzero((side == 2) & (table.taxon[:, 0] > 0))
-    truth, x = table.taxon[test, 0], model.x[test]
+    truth, (x,) = table.taxon[test, 0], some(model.features, test).values()
     new, before, found = np.isin(truth, drawn), answered(old, x), []
 
     def grown(bundle: Bundle, rows: Array) -> Bundle:
         taxonomy, label = grown_taxonomy(bundle.taxonomy, tasks, table.taxon[rows], said)
-        return extended(bundle, taxonomy, model.x[rows], label)[0]
+        return extended(bundle, taxonomy, some(model.features, rows), label)[0]
 
     for most in PICTURES:
         rows = pictures[places_within(table.taxon[pictures, 0]) < most]

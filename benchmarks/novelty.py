@@ -7,11 +7,11 @@ DIR holds what `benchmarks.real` makes with --out: DIR/SET/TRUNK.features and DI
 (`learning.regression`), temperatures, weights and thresholds to the validation rows. Judged are the test rows of
 known species, all rows of hidden ones (`near`), and all rows of each other set (`far`). Scores: `maximum softmax` and
 `energy` of the finest head alone, uncalibrated; `mahalanobis`, the distance to the nearest mean (what `outside` goes
-by), and `known`, what `new_below` goes by. `parent`: the share of the rows of hidden species whose deepest known
-ancestor is the taxon that they are said to be new below; `flat`: that is the parent of the likeliest species; both
-over all of them. `said`: shares of each kind of rows by the thresholds for 5 % of false alarms each. `shrinkage`:
-`near` of the distance and of `known`, and the worst `far`, for other shares of the identity in the covariance;
-`directions`: for fewer of them.
+by, of tuned trunks in the layer `FeatureStatistics.outside`), and `known`, what `new_below` goes by. `parent`: the
+share of the rows of hidden species whose deepest known ancestor is the taxon that they are said to be new below;
+`flat`: that is the parent of the likeliest species; both over all of them. `said`: shares of each kind of rows by the
+thresholds for 5 % of false alarms each. `shrinkage`: `near` of the distance and of `known`, and the worst `far`, for
+other shares of the identity in the covariance; `directions`: for fewer of them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from linnaeus_jax.inference.bundle.statistics import DIRECTIONS as KEPT
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
+from linnaeus_jax.inference.forward import TRUNK as LAYER
 from linnaeus_jax.inference.novelty import SHARE, Novelty
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality import calibration, measured_novelty
@@ -58,13 +59,14 @@ class Hidden:
     """A model that knows nothing of some species.
 
     Attributes:
-      x: features [N, D]; logits: task -> [N, C]; label: [N, T], `UNKNOWN` of taxa that it does not know.
+      features: layer -> [N, D], that of the heads first; logits: task -> [N, C]; label: [N, T], `UNKNOWN` of taxa that
+        it does not know.
       train, val, test, new: bool [N]; rows of hidden species are `new` and nothing else.
       heads: task -> kernel and bias.
     """
 
     taxonomy: Taxonomy
-    x: Array
+    features: Mapping[str, Array]
     logits: Mapping[str, Array]
     label: Array
     train: Array
@@ -101,16 +103,19 @@ def hidden_model(folder: Path, tasks: Sequence[str], seed: int, drawn: Sequence[
     logits = {task: x @ kernel + bias for task, (kernel, bias) in heads.items()}
     counts = tree.path_counts(kept.label[train])
     found = calibration.fit(some(logits, val), np.maximum(label[val], 0), taxonomy, counts)
-    return Hidden(taxonomy, x, logits, label, train, val, test, new, found, heads)
+    return Hidden(taxonomy, {LAYER: x}, logits, label, train, val, test, new, found, heads)
 
 
 def judge_of(model: Hidden, **changed: Any) -> tuple[Novelty, dict[str, Any] | None]:
     """The judge that a bundle of the model would have, and what it would say of itself."""
     directions = changed.pop("directions", KEPT)
-    statistics = FeatureStatistics.of(model.x[model.train], model.label[model.train], directions=directions)
+    x = next(iter(model.features.values()))
+    statistics = FeatureStatistics.of(x[model.train], model.label[model.train], directions=directions)
+    every = FeatureStatistics.of_layers(some(model.features, model.train), model.label[model.train])
     assert statistics is not None
-    statistics = dataclasses.replace(statistics, **changed)
-    rows = some({**model.logits, statistics.layer: model.x}, model.val)
+    assert every is not None
+    statistics = dataclasses.replace(statistics, layer=every.layer, outside=every.outside, **changed)
+    rows = some({**model.logits, **model.features}, model.val)
     fitted = measured_novelty.fit(
         rows, np.maximum(model.label[model.val], 0), model.taxonomy, model.temperatures, statistics
     )
@@ -123,18 +128,19 @@ def area(known: Array, others: Array) -> float:
     return round(100 * float(measured_novelty.told_apart(known, others)["auroc"] or 0), 1)
 
 
-def row_of(model: Hidden, name: str, seed: int, others: Mapping[str, Array]) -> dict[str, Any]:
-    """A row of the table."""
+def row_of(model: Hidden, name: str, seed: int, others: Mapping[str, Mapping[str, Array]]) -> dict[str, Any]:
+    """A row of the table; `others` are features of pictures of other things by layer."""
     novelty, left_out = judge_of(model)
-    layer, null = novelty.statistics.layer, model.taxonomy.first
+    null = model.taxonomy.first
     finest = model.logits[model.taxonomy.tasks[0]][:, null:]
     top = finest.max(axis=1, keepdims=True)
     scores = {
         "maximum softmax": 1 / np.exp(finest - top).sum(axis=1),
         "energy": np.log(np.exp(finest - top).sum(axis=1)) + top[:, 0],
     }
-    novel = novelty({**model.logits, layer: model.x}, SHARE, every=True)
-    scores |= {"mahalanobis": -novel["outside"], "known": novel["known"]}
+    rows_of = {**model.logits, **model.features}
+    novel = novelty(rows_of, SHARE, every=True)
+    scores |= {"mahalanobis": -novelty.distances(rows_of)[:, 0], "known": novel["known"]}
     test, new = model.test, model.new
     found = measured_novelty.judged(novel[test | new], model.label[test | new], UNKNOWN)
     ancestor = model.taxonomy.tree.anc[model.taxonomy.tasks[0]][null + finest.argmax(axis=1)]
@@ -142,10 +148,12 @@ def row_of(model: Hidden, name: str, seed: int, others: Mapping[str, Array]) -> 
     deepest = (model.label[rows] >= null).argmax(axis=1)
     flat = (deepest == 1) & (ancestor[rows, 1] == model.label[rows, 1])
     far = {}
-    for other, x in others.items():
-        distance = novelty.statistics.distances(x).min(axis=1)
+    for other, features in others.items():
+        nearest, distance = novelty.distances(features).T
         outside = round(100 * float((distance > novelty.thresholds(SHARE)[0]).mean()), 1)
         far[other] = {"mahalanobis": area(-novel["outside"][test], -distance), "said outside": outside}
+        if novelty.statistics.outside is not None:
+            far[other]["mahalanobis of the heads' features"] = area(scores["mahalanobis"][test], -nearest)
     said = {kind: {k: round(100 * v, 1) for k, v in found[kind]["said"].items()} for kind in ("known", "new")}
     return {
         "set": name,
@@ -159,17 +167,19 @@ def row_of(model: Hidden, name: str, seed: int, others: Mapping[str, Array]) -> 
         "flat": round(float(flat.mean()), 3),
         "said": said,
         "weights": {name: round(value, 2) for name, value in novelty.calibration.novelty["weights"].items()},
+        "layers": list(novelty.statistics.layers),
         "shrinkage": {str(s): _other(model, others, shrinkage=s) for s in SHRINKAGES},
         "directions": {str(d): _other(model, others, directions=d) for d in DIRECTIONS},
     }
 
 
-def _other(model: Hidden, others: Mapping[str, Array], **changed: Any) -> list[float]:
+def _other(model: Hidden, others: Mapping[str, Mapping[str, Array]], **changed: Any) -> list[float]:
     novelty, _ = judge_of(model, **changed)
-    novel = novelty({**model.logits, novelty.statistics.layer: model.x}, SHARE)
+    rows = {**model.logits, **model.features}
+    novel, nearest = novelty(rows, SHARE), novelty.distances(rows)[:, 0]
     test, new = model.test, model.new
-    far = [area(-novel["outside"][test], -novelty.statistics.distances(x).min(axis=1)) for x in others.values()]
-    near = [area(score[test], score[new]) for score in (-novel["outside"], novel["known"])]
+    far = [area(-novel["outside"][test], -novelty.distances(of)[:, 1]) for of in others.values()]
+    near = [area(score[test], score[new]) for score in (-nearest, novel["known"])]
     return [*near, min(far)]
 
 
@@ -182,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = []
     for name, tasks in SETS.items():
         others = {
-            other: np.load(options.features / other / f"{TRUNK}.features").astype(np.float32)
+            other: {LAYER: np.load(options.features / other / f"{TRUNK}.features").astype(np.float32)}
             for other in SETS
             if other != name
         }

@@ -3,8 +3,9 @@
     nice python -m benchmarks.novelty_tuned auto5-lite0 plants=DIR leaf=DIR --far cifar=DIR --out build/real [--draws 1]
 
 As `benchmarks.novelty`, of runs in place of fitted heads: for each set a fifth of the finest classes is hidden by
-`data.hide_taxa`, the row of `benchmarks.real` is trained, bundled, and the bundle embeds all pictures of the set, those
-of each other set, and the first 1,000 of each folder of `--far`. Logits follow from the features by the bundle's heads.
+`data.hide_taxa`, the row of `benchmarks.real` is trained, bundled, and what the bundle gives of all pictures of the
+set, of those of each other set, and of 1,000 of each folder of `--far` is kept: logits and the features of its
+statistics.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from benchmarks.real.making import Place, labels, of_tasks, once, pixels, run, s
 from benchmarks.real.rows import ROWS, Row
 from benchmarks.real.sets import SETS, SPLITS, read
 from linnaeus_jax.data.labels import read_label_tables
+from linnaeus_jax.files import replaced_file
 from linnaeus_jax.inference.bundle.files import read_bundle
+from linnaeus_jax.inference.model import load
 from linnaeus_jax.inference.quality.evaluating import NO_LABEL, read_labelled
 
-FAR = 1000
+FAR, AT_ONCE = 1000, 256
 
 
 def bundle_without(place: Place, name: str, row: Row, seed: int) -> tuple[Path, Path, Array]:
@@ -51,30 +54,44 @@ def bundle_without(place: Place, name: str, row: Row, seed: int) -> tuple[Path, 
     return split, bundle, drawn
 
 
-def embedded(bundle: Path, pictures: Sequence[Path], name: str) -> Array:
-    """float32 [N, D] of a data set, or of pictures, by a bundle."""
-    path = bundle.with_name(f"{bundle.name}-{name}.npy")
-    command = ["linnaeus_jax.tools.embed", bundle, *pictures, "--dtype", "float32", "--out", path]
-    once(path, lambda: run(list(map(str, command)), path.with_suffix(".log")))
-    return np.asarray(np.load(path))
+def pictures_of(place: Place, row: Row) -> h5py.Dataset:
+    """uint8 [N, side, side, 3] of a set."""
+    return h5py.File(pixels(place, row.side)[0] / "images.h5")["images"]
 
 
-def model_of(bundle_path: Path, split: Path, x: Array, drawn: Array) -> Hidden:
+def said_of(bundle: Path, pictures: Sequence[Any], name: str) -> dict[str, Array]:
+    """Task -> logits and layer -> features, float32 [N, D], by a bundle; of paths or pixels."""
+    path = bundle.with_name(f"{bundle.name}-{name}.npz")
+    if not path.is_file():
+        model, parts = load(bundle), list[dict[str, Array]]()
+        assert model.answers.novelty is not None
+        forward = model.giving(*model.answers.novelty.statistics.layers, logits=True)
+        for first in range(0, len(pictures), AT_ONCE):
+            pixels = model.read(list(pictures[first : first + AT_ONCE]))
+            parts.append(forward(pixels, *forward.zeros(len(pixels))[1:]))
+        arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        with replaced_file(path) as unfinished, unfinished.open("xb") as file:
+            np.savez(file, **arrays)
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def model_of(bundle_path: Path, split: Path, outputs: Mapping[str, Array], drawn: Array) -> Hidden:
     """A bundle beside the rows of its data set."""
     bundle = read_bundle(bundle_path)
-    fc = {task: bundle.variables["params"]["head"][task]["fc"] for task in bundle.tasks}
-    heads = {task: (np.asarray(of["kernel"]), np.asarray(of["bias"])) for task, of in fc.items()}
-    known = read_labelled(bundle, split)
-    label = np.full((len(x), len(bundle.tasks)), NO_LABEL, np.int32)
+    known, (task, *_) = read_labelled(bundle, split), bundle.tasks
+    label = np.full((len(outputs[task]), len(bundle.tasks)), NO_LABEL, np.int32)
     label[known.rows] = known.label
-    taxon = np.zeros(len(x), np.int64)
+    taxon = np.zeros(len(label), np.int64)
     taxon[known.rows] = known.taxon[:, 0]
     with h5py.File(split) as file:
         side = file["split"][:]
     new = np.isin(taxon, drawn)
     train, val, test = (~new & (side == place) for place in range(3))
-    logits = {task: x @ kernel + bias for task, (kernel, bias) in heads.items()}
-    return Hidden(bundle.taxonomy, x, logits, label, train, val, test, new, bundle.calibration, heads)
+    logits = {task: outputs[task] for task in bundle.tasks}
+    assert bundle.statistics is not None
+    features = {layer: outputs[layer] for layer in bundle.statistics.layers}
+    return Hidden(bundle.taxonomy, features, logits, label, train, val, test, new, bundle.calibration, {})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,15 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in range(options.draws):
             split, bundle, drawn = bundle_without(place, options.row, row, seed)
             others = {
-                other: embedded(bundle, [pixels(of, row.side)[0]], other)
-                for other, of in places.items()
-                if other != name
+                other: said_of(bundle, pictures_of(of, row), other) for other, of in places.items() if other != name
             }
             for other, folder in folders.items():
                 pictures = sorted(folder.rglob("*.jpg")) + sorted(folder.rglob("*.png"))
-                others[other] = embedded(bundle, pictures[:: max(1, len(pictures) // FAR)][:FAR], other)
-            x = embedded(bundle, [pixels(place, row.side)[0]], name)
-            model = model_of(bundle, split, x, drawn)
+                others[other] = said_of(bundle, pictures[:: max(1, len(pictures) // FAR)][:FAR], other)
+            model = model_of(bundle, split, said_of(bundle, pictures_of(place, row), name), drawn)
             assert (model.label[model.new, 0] == UNKNOWN).all()
             table.append({"row": options.row} | row_of(model, name, seed, others))
             print(table[-1], flush=True)

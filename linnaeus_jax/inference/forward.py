@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from linnaeus_jax import backend
 from linnaeus_jax.compat.jax_parts import compilations
 from linnaeus_jax.data.preprocessing import Preprocessing
+from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.members import each_run, with_own_features
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.models.family import ModelFamily
+from linnaeus_jax.models.family import ModelFamily, mean_over_places
 from linnaeus_jax.step.placement import Placement, fetch
 from linnaeus_jax.step.process import compiler_options
 
@@ -33,6 +34,8 @@ PRECISION = "highest"
 TRUNK, FUSED = "trunk", "fused"
 #: layer -> outermost modules of a model that come behind it
 BEHIND = {TRUNK: ("head", "fusion"), FUSED: ("head",)}
+#: what enters a block of the trunk, as the mean over all places: the name of the layer ends with the block's number
+BLOCK = "block_"
 
 
 def usual_buckets(size: tuple[int, int], buckets: Sequence[int] = BUCKETS) -> tuple[int, ...]:
@@ -55,12 +58,21 @@ def forward_pass(
     model: ModelFamily, preprocessing: Preprocessing, layers: Sequence[str] = (), *, logits: bool = True
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
     """(variables, image uint8 [B, H, W, 3], meta float32 [B, D], valid [B, K]) -> {task: logits float32 [B, C]}, and
-    {layer: features float32 [B, F]} of `layers`, `TRUNK` or `FUSED`. Of a bundle of several runs see `of_runs`."""
+    {layer: features float32 [B, F]} of `layers`: `TRUNK`, `FUSED`, or one `BLOCK`. Of a bundle of several runs see
+    `of_runs`."""
+    block = next((layer for layer in layers if layer.startswith(BLOCK)), "")
+
+    def encode(module: ModelFamily, pixels: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
+        if not block:
+            return module.encode_image(pixels), {}
+        number = int(block.removeprefix(BLOCK))
+        entering = module.forward_prefix(pixels, number)
+        return module.forward_suffix(entering, number), {block: mean_over_places(entering)}
 
     def outputs(module: ModelFamily, pixels: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
-        encoded = module.encode_image(pixels)
+        encoded, found = encode(module, pixels)
         fused = module.encode_tokens(encoded, meta, meta_valid_BK=valid)
-        found = {FUSED: fused, TRUNK: encoded if module.fuses_late else module.encode_tokens(encoded)}
+        found |= {FUSED: fused, TRUNK: encoded if module.fuses_late else module.encode_tokens(encoded)}
         vectors = {layer: found[layer].astype(jnp.float32) for layer in layers}
         return {**(module.classify(fused) if logits else {}), **vectors}
 
@@ -79,8 +91,8 @@ def forward_pass(
 
 
 def of_runs(found: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """What the runs of a bundle say together: the mean of their log-probabilities [B, C], and beside each other the
-    features [B, F] of those that have their own; of one run what it says.
+    """What the runs of a bundle say together: the mean of their log-probabilities [B, C], beside each other the
+    features [B, F] of those that have their own, and what enters a block of the first; of one run what it says.
 
     Args:
       found: of each run, see `forward_pass`.
@@ -92,15 +104,30 @@ def of_runs(found: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) ->
         if name in BEHIND:
             places = with_own_features(variables, BEHIND[name])
             together[name] = jnp.concatenate([found[place][name] for place in places], axis=1)
+        elif name.startswith(BLOCK):
+            together[name] = found[0][name]
         else:
             together[name] = jnp.mean(jnp.stack([jax.nn.log_softmax(each[name]) for each in found]), axis=0)
     return together
 
 
 def layers_of(model: ModelFamily) -> tuple[str, ...]:
-    """Those that cost nothing beside the logits: tokens of metadata would need a second pass for the trunk, for which
-    `FUSED` with nothing known is the same."""
+    """Vectors for the heads that cost nothing beside the logits: tokens of metadata would need a second pass for the
+    trunk, for which `FUSED` with nothing known is the same."""
     return (TRUNK, FUSED) if model.fuses_late else (FUSED,)
+
+
+def every_layer(bundle: Bundle) -> tuple[str, ...]:
+    """Those of `layers_of`, and what the statistics of a bundle are of besides."""
+    judged = () if bundle.statistics is None else bundle.statistics.layers
+    return tuple(dict.fromkeys((*layers_of(bundle.model), *judged)))
+
+
+def has_layer(model: ModelFamily, layer: str) -> bool:
+    """Whether a model gives a layer beside the logits."""
+    number = layer.removeprefix(BLOCK)
+    blocks = [str(block) for block in range(model.trunk_blocks)]
+    return layer in layers_of(model) or (layer.startswith(BLOCK) and number in blocks)
 
 
 @dataclass(frozen=True, eq=False)

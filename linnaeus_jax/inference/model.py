@@ -21,7 +21,7 @@ from linnaeus_jax.files import RunDirectory
 from linnaeus_jax.inference.answers import MIN_CONFIDENCE, TOP_K, AnswerOptions, Answers
 from linnaeus_jax.inference.boxed_pictures import boxed
 from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
-from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, layers_of, usual_buckets
+from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward, has_layer, usual_buckets
 from linnaeus_jax.inference.onnx_forward import AUTO, OnnxForward, in_onnxruntime
 from linnaeus_jax.inference.paths import EVIDENCE, NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pictures import Picture, PictureError, called, read_views
@@ -56,11 +56,12 @@ class Model:
             self.forward: Forward = OnnxForward(bundle, bundle.onnx, buckets)
         else:
             self.forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, buckets)
-        if bundle.statistics is not None and bundle.statistics.layer not in layers_of(bundle.model):
-            raise UserError(
-                f"{bundle.source}: its feature statistics are of {bundle.statistics.layer[:20]!r}, which its model "
-                "does not give beside the answers; make the bundle again from its run"
-            )
+        for layer in () if bundle.statistics is None else bundle.statistics.layers:
+            if not has_layer(bundle.model, layer):
+                raise UserError(
+                    f"{bundle.source}: its feature statistics are of {layer[:20]!r}, which its model does not give "
+                    "beside the answers; make the bundle again from its run"
+                )
         self.answers = Answers(bundle.taxonomy, bundle.calibration, bundle.statistics)
         self._others: dict[tuple[str, ...], Forward] = {}
 
@@ -225,6 +226,15 @@ class Model:
         rows = self._of_all(pictures, forward, vectors, components=components, **known)
         return np.stack(rows) if rows else np.zeros((0, forward.width(layer)), np.float32)
 
+    def vectors(self, pictures: Sequence[Any], layers: Sequence[str]) -> dict[str, NDArray[np.float32]]:
+        """Layer -> float32 [N, D] of at least one picture, without metadata; see `embed`."""
+
+        def rows(found: Logits, encoded: Encoded) -> list[tuple[NDArray[np.float32], ...] | None]:
+            return self.answered(found, encoded, lambda one, _: zip(*(one[layer] for layer in layers), strict=True))
+
+        columns = zip(*self._of_all(pictures, self.giving(*layers), rows, components=None), strict=True)
+        return {layer: np.stack(column) for layer, column in zip(layers, columns, strict=True)}
+
     def layer(self, with_metadata: bool) -> str:
         """The layer whose vectors are meant. Raises UserError for metadata of a model that takes none."""
         if with_metadata and not self.bundle.encoder.components:
@@ -242,7 +252,7 @@ class Model:
         """The forward pass that gives what answers need."""
         if options.novelty is None or self.answers.novelty is None:
             return self.forward
-        return self.giving(self.answers.novelty.statistics.layer, logits=True)
+        return self.giving(*self.answers.novelty.statistics.layers, logits=True)
 
     def _of_all(
         self,

@@ -38,7 +38,7 @@ KNOWN, NEW, OUTSIDE = KINDS = ("known", "new_below", "outside")
 #: of false alarms, unless asked otherwise; least probability of the taxon that something is new below
 SHARE, BELOW = 0.05, 0.5
 AUTO, OFF = "auto", "off"
-#: in place of features: their squared distance to the nearest mean, float64 [N, 1], see `pooling`
+#: in place of features: their squared distances, float64 [N, 2], see `Novelty.distances` and `pooling`
 DISTANCE = "distance"
 #: of a picture: place in `KINDS`; task, class and probability of the taxon that it is new below, -1 without one; scores
 FIELDS = [("kind", "i1"), ("task", "i1"), ("index", "i4"), ("probability", "f8"), ("outside", "f8"), ("known", "f8")]
@@ -64,7 +64,7 @@ class Novelty:
         known, (finest, *coarser) = self.calibration.ranks, self.taxonomy.tasks
         return {finest: np.inf} | {task: known[task] * (COARSER if k else 1.0) for k, task in enumerate(coarser)}
 
-    def inputs(self, logits: Logits, distance_NG: NDArray[np.floating]) -> NDArray[np.float64]:
+    def inputs(self, logits: Logits, nearest_N: NDArray[np.floating]) -> NDArray[np.float64]:
         """float64 [N, 2]: log probability of the best path, and log of the distance to the nearest mean."""
         best = self.paths.of_heads(logits, self.calibration.paths).best
         log_p = np.zeros(len(best))
@@ -72,7 +72,7 @@ class Novelty:
             of_rank = log_softmax(logits[task], self.calibration.ranks[task])
             chosen = of_rank[np.arange(len(best)), best[:, place]]
             log_p += np.where(best[:, place] == NONE, 0.0, np.maximum(chosen, np.log(TINY)))
-        return np.stack([log_p, np.log(np.maximum(distance_NG.min(axis=1), TINY))], axis=1)
+        return np.stack([log_p, np.log(np.maximum(nearest_N, TINY))], axis=1)
 
     def known(self, inputs: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """float64 [N]: probability that the taxon is known, of `inputs`."""
@@ -83,14 +83,14 @@ class Novelty:
         """A record of `FIELDS` for every row.
 
         Args:
-          logits: task -> float32 [N, C], and the layer of the statistics -> float32 [N, D], or `DISTANCE`.
+          logits: task -> float32 [N, C], and each layer of the statistics -> float32 [N, D], or `DISTANCE`.
           share: see `thresholds`.
           every: say of every row below which taxon it would be new.
         """
         outside, least = self.thresholds(share)
-        distance = self.distances(logits)
-        found = np.zeros(len(distance), FIELDS)
-        found["outside"], found["known"] = distance.min(axis=1), self.known(self.inputs(logits, distance))
+        nearest, found_outside = self.distances(logits).T
+        found = np.zeros(len(nearest), FIELDS)
+        found["outside"], found["known"] = found_outside, self.known(self.inputs(logits, nearest))
         found["kind"] = np.where(found["outside"] > outside, 2, np.where(found["known"] < least, 1, 0))
         found["task"] = found["index"] = -1
         rows = np.arange(len(found)) if every else np.flatnonzero(found["kind"] == 1)
@@ -108,11 +108,16 @@ class Novelty:
 
     def can_judge(self, logits: Logits) -> bool:
         """Whether there are features, or what stands for them."""
-        return DISTANCE in logits or self.statistics.layer in logits
+        return DISTANCE in logits or all(layer in logits for layer in self.statistics.layers)
 
-    def distances(self, logits: Logits) -> NDArray[np.floating]:
-        """Squared distances [N, G] to the means, or `DISTANCE`."""
-        return logits[DISTANCE] if DISTANCE in logits else self.statistics.distances(logits[self.statistics.layer])
+    def distances(self, logits: Logits) -> NDArray[np.float64]:
+        """Squared distances [N, 2]: to the nearest of the means of the taxa, and that which tells what is outside."""
+        if DISTANCE in logits:
+            return np.asarray(logits[DISTANCE], np.float64)
+        statistics, outside = self.statistics, self.statistics.outside
+        nearest = statistics.distances(logits[statistics.layer]).min(axis=1)
+        far = nearest if outside is None else outside.distances(logits[outside.layer]).min(axis=1)
+        return np.stack([nearest, far], axis=1)
 
     def thresholds(self, share: float) -> tuple[float, float]:
         """The largest distance that is not outside, and the least probability of what is not new.

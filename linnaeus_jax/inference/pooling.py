@@ -77,7 +77,7 @@ class Pooling:
     def terms(self, *logits: Logits) -> NDArray[np.float64]:
         """What is summed of each picture, float64 [N, 2, P]: evidence of the pixels, and what metadata add to it; for
         the mean the probabilities, and nothing. NaN where logits are not finite. Where novelty can be judged, more
-        columns hold by what: the logits of all ranks, and the distance of the features.
+        columns hold by what: the logits of all ranks, and the distances of the features.
 
         Args:
           logits: of each view, then where metadata are known of each view without them.
@@ -99,8 +99,8 @@ class Pooling:
         novelty = self.answers.novelty
         if novelty is None or not novelty.can_judge(logits):
             return np.zeros((len(next(iter(logits.values()))), 0))
-        nearest = novelty.distances(logits).min(axis=1, keepdims=True)
-        return np.concatenate([*(logits[task] for task in self._classes), nearest], axis=1, dtype=np.float64)
+        outputs = [*(logits[task] for task in self._classes), novelty.distances(logits)]
+        return np.concatenate(outputs, axis=1, dtype=np.float64)
 
     @property
     def _classes(self) -> dict[str, int]:

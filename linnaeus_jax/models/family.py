@@ -236,6 +236,11 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
         return logits
 
 
+def mean_over_places(x: jax.Array) -> jax.Array:
+    """Mean float32 [B, F] of maps or tokens [B, ..., F]."""
+    return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)), dtype=jnp.float32)
+
+
 def split_block(model: ModelFamily, tune: str) -> int | None:
     """Block of a model that stored inputs enter: `full` None, `head` all, `last:N` and `auto:N` all but the last N.
 

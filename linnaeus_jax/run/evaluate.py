@@ -125,6 +125,7 @@ def evaluate(
     predictions: bool = False,
     logits: bool = False,
     vectors: bool = False,
+    entering: int | None = None,
     source: ImageSource | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
@@ -133,6 +134,7 @@ def evaluate(
     Args:
       batch_size: 0: as the run validated; rounded up to a multiple of the devices here.
       predictions, logits, vectors: what to keep of single rows.
+      entering: block, of which the vectors `ENTERING` are; that of `source` where it gives no pictures.
       source: of what the model is given; None: the pictures of the split.
       progress: is called with (batches read, batches).
 
@@ -150,7 +152,7 @@ def evaluate(
         loader = inputs.eval_loader(split, source, batch_size)
     except (OSError, InputError) as error:
         raise EvaluateError(f"the images cannot be read: {error}") from error
-    program = loaded.experiment.program.evaluation
+    program = dataclasses.replace(loaded.experiment.program.evaluation, entering=entering)
     if input_dtype(source) == np.uint8:  # pictures, not what a trunk gives
         program = dataclasses.replace(program, block=None)
     with contextlib.closing(loader):

@@ -23,14 +23,15 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.phases import MAIN, Phase
+from linnaeus_jax.models.family import mean_over_places
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 from linnaeus_jax.step.process import LARGEST_COMPILER_FRAGMENT, compiler_options, retire_heap_fragments
 from linnaeus_jax.step.row_scores import MISTAKE_FIELDS, SCORE_FIELDS, RowScores, judged_rows
 
 #: columns of a batch that every phase needs besides the image
 USED = ("label", "meta", "meta_valid", "weight", "row", "rarity", "taxa_subset")
-#: name of the features of a row, beside its logits
-VECTORS = "vectors"
+#: names of the features of a row, beside its logits: as heads get them, and what enters a block of the trunk
+VECTORS, ENTERING = "vectors", "entering"
 #: name of the sums of losses with class weights, float32 [T]; only where they are on
 CLASS_WEIGHTED = "loss_class_weighted"
 
@@ -66,16 +67,21 @@ class EvaluationProgram:
     null_possible: bool
     extras: PhaseExtras
     block: int | None = None  # see `Objective.block`
+    entering: int | None = None  # block, `block` where it has one; what enters it is a vector of every row, too
 
-    def features(self, params: Any, model_state: Any, image: jax.Array) -> jax.Array:
-        """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata."""
-        variables = {"params": params, **model_state}
-        if self.block is not None:
-            features: Any = self.model.apply(variables, image, self.block, method="forward_suffix")
-            return features
-        pixels = normalize(image, self.preprocessing.mean, self.preprocessing.std)
-        features = self.model.apply(variables, pixels, method="encode_image")
-        return features
+    def features(self, params: Any, model_state: Any, image: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata, and
+        `ENTERING` float32 [B, F] where it is wanted."""
+        variables, block = {"params": params, **model_state}, self.block
+        x: Any = image
+        if block is None:
+            x = normalize(image, self.preprocessing.mean, self.preprocessing.std)
+            if self.entering is None:
+                return self.model.apply(variables, x, method="encode_image"), {}  # type: ignore[return-value]
+            block = self.entering
+            x = self.model.apply(variables, x, block, method="forward_prefix")
+        features: Any = self.model.apply(variables, x, block, method="forward_suffix")
+        return features, {} if self.entering is None else {ENTERING: mean_over_places(x)}
 
     def outputs(
         self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array, valid: jax.Array
@@ -105,7 +111,7 @@ class EvaluationProgram:
         params: Any,
         model_state: Any,
         task_weights: jax.Array,
-        features: jax.Array,
+        seen: tuple[jax.Array, Mapping[str, jax.Array]],
         batch: Mapping[str, jax.Array],
         component_mask: jax.Array,
         sums: Sums,
@@ -115,8 +121,10 @@ class EvaluationProgram:
         the `signed_confidence` of the rows.
 
         Args:
+          seen: of the pictures, see `features`.
           component_mask: bool [K], metadata components shown to the model.
         """
+        features, entering = seen
         meta = meta_masking.zero_components(batch["meta"], component_mask[None, :], self.bounds)
         valid = batch["meta_valid"] & component_mask[None, :]
         logits, vectors = self.outputs(params, model_state, features, meta, valid)
@@ -132,7 +140,7 @@ class EvaluationProgram:
             "probability": probability,
             "score": signed_confidence(probability, predicted == label, counted),
             "logits": logits,
-            VECTORS: vectors.astype(jnp.float32),
+            VECTORS: {VECTORS: vectors.astype(jnp.float32), **entering},
         }
         columns = {**batch, "meta": meta, "meta_valid": valid}
         new = self._batch_sums(task_weights, logits, columns) | self._class_sums(predicted, batch)
@@ -219,7 +227,7 @@ class Evaluator:
           task_weights: float32 [T], for `loss_weighted`.
           predictions: also keep the predictions of every row.
           logits: with the predictions, keep all logits; large for many classes.
-          vectors: beside the logits, keep the features as `VECTORS`.
+          vectors: beside the logits, keep the features as `VECTORS`, and `ENTERING` where the program gives it.
           after_first: gets the sums of every phase after one batch.
         """
         params = self.placement.whole(params)
@@ -274,7 +282,7 @@ class Evaluator:
         used = {name: np.asarray(batch[name]) for name in ("image", *self.program.used)}
         placed = self.placement.to_device(used, self.placement.batch)
         image, rows = placed.pop("image"), {}
-        features: dict[Any, jax.Array] = {}  # by view
+        features: dict[Any, tuple[jax.Array, dict[str, jax.Array]]] = {}  # by view
         for phase, mask in masks.items():
             name, view = phase.name, phase.view
             if view not in features:

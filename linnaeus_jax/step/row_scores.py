@@ -68,6 +68,6 @@ def judged_rows(parts: list[dict[str, Any]], null_possible: bool) -> Judged:
     real = [part.pop("weight") > 0 for part in parts]
     joined = jax.tree.map(lambda *pieces: np.concatenate([x[k] for x, k in zip(pieces, real, strict=True)]), *parts)
     if (vectors := joined.pop("vectors", None)) is not None:
-        joined["logits"] = {**joined["logits"], "vectors": vectors}
+        joined["logits"] = {**joined["logits"], **vectors}
     known = (joined["label"] != 0) | (not null_possible)
     return Judged(known=known, of_label=np.full(known.shape, np.nan), **joined)

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.inference.bundle.bundle import Bundle, bundle_of_run
     from linnaeus_jax.inference.bundle.files import check_out, write_bundle
     from linnaeus_jax.inference.bundle.members import bundle_of_members
-    from linnaeus_jax.inference.forward import layers_of
+    from linnaeus_jax.inference.forward import every_layer
     from linnaeus_jax.inference.onnx_program import onnx_program, translator
     from linnaeus_jax.inference.paths import NOT_FINITE
     from linnaeus_jax.inference.quality.card import summary, write_card
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         bundle = dataclasses.replace(bundle, facts={**facts, "measured": summary(measured)})
     if options.onnx:
         with console.status("translating to ONNX"):
-            bundle = dataclasses.replace(bundle, onnx=onnx_program(bundle, "", layers_of(bundle.model)))
+            bundle = dataclasses.replace(bundle, onnx=onnx_program(bundle, "", every_layer(bundle)))
     write_bundle(bundle, options.out, functools.partial(write_card, bundle, measured), force=options.force)
     which = "as published"
     if not published:

@@ -93,8 +93,15 @@ def main(argv: Sequence[str]) -> int:
     from linnaeus_jax.inference.bundle.files import check_out, read_bundle, write_bundle
     from linnaeus_jax.inference.bundle.grown import grown_taxonomy
     from linnaeus_jax.inference.model import Model
+    from linnaeus_jax.inference.paths import some
     from linnaeus_jax.inference.quality.card import summary, write_card
-    from linnaeus_jax.inference.quality.extending import added_rows, check_extendable, extended, rows_of_other
+    from linnaeus_jax.inference.quality.extending import (
+        added_rows,
+        check_extendable,
+        extended,
+        layers_to_extend,
+        rows_of_other,
+    )
     from linnaeus_jax.learning.growing import places_within
     from linnaeus_jax.reading.box_cuts import from_training, of_facts
     from linnaeus_jax.reading.schema import REASON
@@ -107,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     bundle = read_bundle(args.bundle, args.plugins)
     check_extendable(bundle)
     if args.merge is not None:
-        taxon, names, vectors = rows_of_other(bundle, read_bundle(args.merge, args.plugins))
+        taxon, names, features = rows_of_other(bundle, read_bundle(args.merge, args.plugins))
         tasks = bundle.tasks
     else:
         plan = read_plan(args)
@@ -122,8 +129,12 @@ def main(argv: Sequence[str]) -> int:
         say(f"of taxa with more than {MOST} pictures the first {MOST} are taken: {len(taken):,} of {len(label):,}")
     if remark := from_training(None, of_facts(bundle.facts), "give pictures cut out"):
         say(remark)
-    vectors = vectors[taken] if args.merge else Model(bundle, runtime="xla").embed([plan.paths[row] for row in taken])
-    new, measured = extended(bundle, taxonomy, vectors, label[taken])
+    if args.merge:
+        features = some(features, taken)
+    else:
+        pictures = [plan.paths[row] for row in taken]
+        features = Model(bundle, runtime="xla").vectors(pictures, layers_to_extend(bundle))
+    new, measured = extended(bundle, taxonomy, features, label[taken])
     new = dataclasses.replace(new, facts={**new.facts, "measured": summary(measured)})
     write_bundle(new, args.out, functools.partial(write_card, new, measured), force=args.force)
     say(

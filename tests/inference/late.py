@@ -15,14 +15,22 @@ from linnaeus_jax.models.heads import HeadSpec
 
 
 class Late(ModelFamily):
-    """A trunk of one layer, which metadata join late."""
+    """A trunk of one layer, which metadata join late. It can be cut before it, where a map of the picture enters."""
+
+    trunk_blocks = 2
 
     def setup(self) -> None:
         self.stem = nn.Dense(5, name="stem")
         self.setup_classifier()
 
     def encode_image(self, image_BHWC: Any, *, row_weight_B: Any = None, train: bool = False) -> Any:
-        return self.stem(image_BHWC[:, ::8, ::8].reshape(len(image_BHWC), -1))
+        return self.forward_suffix(self.forward_prefix(image_BHWC, 1), 1)
+
+    def forward_prefix(self, image_BHWC: Any, block: int) -> Any:
+        return image_BHWC[:, ::8, ::8]
+
+    def forward_suffix(self, x: Any, block: int, *, row_weight_B: Any = None, train: bool = False) -> Any:
+        return self.stem(x.reshape(len(x), -1))
 
 
 def late_bundle(bundle: Bundle) -> Bundle:

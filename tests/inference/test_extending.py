@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,8 +20,10 @@ from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.files import EXEMPLARS, read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.grown import grown_taxonomy
 from linnaeus_jax.inference.bundle.members import OTHERS
+from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
+from linnaeus_jax.inference.forward import BLOCK
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.quality.extending import check_extendable, extended, rows_of_other
+from linnaeus_jax.inference.quality.extending import check_extendable, extended, layers_to_extend, rows_of_other
 from linnaeus_jax.learning.growing import KeptRows, grow, too_high
 from linnaeus_jax.learning.regression import fit_ranks
 from linnaeus_jax.tools import extend
@@ -47,6 +50,7 @@ def drawn(place, rows, seed):
 def kept() -> Bundle:
     """A bundle whose heads were fitted to drawn rows of its four species, of which the last has no genus."""
     bundle, tree = small_bundle(()), small_taxonomy().tree
+    (layer,) = layers_to_extend(bundle)
     label = np.where(tree.anc["taxa_L10"][1:] < 0, 0, tree.anc["taxa_L10"][1:]).astype(np.int32)
     x, y = drawn(range(4), 30, 1), np.repeat(label, 30, axis=0)
     fits = fit_ranks(x, np.where(y == 0, -1, y), tree.num_classes, None, [np.ones(len(x), bool)])
@@ -57,7 +61,8 @@ def kept() -> Bundle:
         for kernel, bias in fit.fits
     }
     counts = tree.path_counts(y)
-    exemplars = Exemplars.of((drawn(range(4), 20, 2), np.repeat(label, 20, axis=0)), (x, y))
+    judging = {layer: drawn(range(4), 20, 2)}, np.repeat(label, 20, axis=0)
+    exemplars = Exemplars.of(judging, ({layer: x}, y))
     calibration = dataclasses.replace(bundle.calibration, path_counts=counts)
     return dataclasses.replace(
         bundle, variables={"params": params}, exemplars=exemplars, calibration=calibration, facts={"title": "small"}
@@ -69,7 +74,7 @@ def grown(bundle, which, rows=10, seed=3):
     which = list(which)
     taxonomy, label = grown_taxonomy(bundle.taxonomy, bundle.tasks, np.repeat(PATHS[which], rows, axis=0), NAMES)
     x = np.concatenate([drawn([4 + one], rows, seed + one) for one in which])
-    return extended(bundle, taxonomy, x, label)[0]
+    return extended(bundle, taxonomy, {layers_to_extend(bundle)[0]: x}, label)[0]
 
 
 def logits_of(bundle, x):
@@ -181,7 +186,7 @@ def test_old_rows_are_kept_where_a_new_class_lies_on_them():
 def test_rows_of_folds_are_kept_with_what_other_heads_say(kept, tmp_path):
     x, label = drawn(range(4), 6, 2), np.repeat(kept.exemplars.label[:120:30], 6, axis=0)
     logits = {task: z.astype(np.float32) - 1 for task, z in logits_of(kept, x).items()}
-    few = Exemplars.of((x, label), None, logits)
+    few = Exemplars.of(({"x": x}, label), None, logits)
     assert few is not None
     few.write(tmp_path / EXEMPLARS)
     read = Exemplars.read(tmp_path / EXEMPLARS, kept.taxonomy)
@@ -191,13 +196,44 @@ def test_rows_of_folds_are_kept_with_what_other_heads_say(kept, tmp_path):
     new = grown(dataclasses.replace(kept, exemplars=read), [0])
     assert new.calibration.rows == 24 + 10
     assert new.facts["added"]["right"]["species"][0] > 0.8
-    assert Exemplars.of((x * 1e6, label)) is None
+    assert Exemplars.of(({"x": x * 1e6}, label)) is None
+    assert Exemplars.of(({"x": x, "y": x * 1e6}, label)) is None
+
+
+def test_what_is_outside_follows_in_its_own_layer(kept, tmp_path):
+    """Where a layer before the end of the trunk tells it: kept, read again, grown and merged beside the other one."""
+    old, (layer,) = kept.exemplars, layers_to_extend(kept)
+    rng, layers = np.random.default_rng(0), (layer, f"{BLOCK}1")
+
+    def before(x):
+        return np.hstack([x[:, :1], rng.normal(size=(len(x), 2))]).astype(np.float16)
+
+    statistics = FeatureStatistics.of_layers({layer: old.x, layers[1]: before(old.x)}, old.label)
+    write_bundle(kept, tmp_path / "before")
+    both: Any = dataclasses.replace(
+        kept, statistics=statistics, exemplars=dataclasses.replace(old, outside=before(old.x))
+    )
+    both.exemplars.write(tmp_path / EXEMPLARS)
+    read = dataclasses.replace(both, exemplars=Exemplars.read(tmp_path / EXEMPLARS, kept.taxonomy))
+    assert layers_to_extend(read) == layers
+    taxonomy, label = grown_taxonomy(kept.taxonomy, kept.tasks, np.repeat(PATHS[:1], 30, axis=0), NAMES)
+    x = drawn([4], 30, 3)
+    new: Any = extended(read, taxonomy, {layer: x, layers[1]: before(x)}, label)[0]
+    assert new.statistics.layers == layers
+    assert new.statistics.outside.count.tolist() == [120 + 30]
+    np.testing.assert_array_equal(new.exemplars.outside[:200], both.exemplars.outside)
+    features = rows_of_other(read, new)[2]
+    assert {layer: of.shape for layer, of in features.items()} == {layer: (30, WIDTH), layers[1]: (30, 3)}
+    np.testing.assert_array_equal(features[layers[1]], new.exemplars.outside[200:])
+    with pytest.raises(UserError, match=r"judge what is outside by other features: .* make it again from its run"):
+        rows_of_other(kept, new)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("label", np.full((200, 3), 99), "label"),
+        ("outside", np.zeros((3, 2), np.float32), "outside"),
         ("x", np.zeros((3, 4), np.float32), "does not fit"),
         ("fits", None, "fits"),
     ],

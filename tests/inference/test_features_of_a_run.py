@@ -16,7 +16,7 @@ from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import Dataset, build_dataset, write_assets
 from linnaeus_jax.data.stored_inputs import StoredFile, StoredSpec
 from linnaeus_jax.files import RunDirectory, write_json
-from linnaeus_jax.inference.quality import measuring
+from linnaeus_jax.inference.quality import features as features_of
 from linnaeus_jax.inference.wrong_labels.label_issues import find_label_issues
 from linnaeus_jax.inference.wrong_labels.labelled_features import of_run
 from linnaeus_jax.run.stored import stored_source
@@ -172,13 +172,31 @@ class Rows:
 def test_a_few_training_rows_of_every_class_say_what_it_looks_like(of_class, most, rows, monkeypatch):
     labels = np.repeat(np.arange(8), [30, 10, 5, 4, 4, 3, 2, 2])[:, None].astype(np.int32)
     split = Rows(labels)
-    monkeypatch.setattr(measuring, "OF_CLASS", of_class)
-    monkeypatch.setattr(measuring, "TRAINED", most)
-    monkeypatch.setattr(measuring, "_features", lambda loaded, taken, progress: taken.labels.astype(np.float32))
+    monkeypatch.setattr(features_of, "OF_CLASS", of_class)
+    monkeypatch.setattr(features_of, "TRAINED", most)
+    monkeypatch.setattr(features_of, "of_rows", lambda loaded, taken, progress: {"x": taken.labels.astype(np.float32)})
     loaded: Any = SimpleNamespace(dataset=SimpleNamespace(train=split))
-    features, found = measuring._trained(loaded, 0, None)
-    np.testing.assert_array_equal(features, found)
+    features, found = features_of.of_trained(loaded, 1000, 0, None)
+    np.testing.assert_array_equal(features["x"], found)
     count = np.bincount(found[:, 0], minlength=8)
     assert count.sum() == min(rows, np.minimum(np.bincount(labels[:, 0]), of_class).sum())
     assert (count >= 2).all()
     assert (count <= of_class).all()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tune", "found"),
+    [
+        (16, "head", None),
+        (16, "last:5", 11),
+        (16, "auto:8", 8),
+        (16, "last:9", 12),
+        (16, "full", 12),
+        (2, "full", 1),
+        (1, "last:1", None),
+        (0, "full", None),
+    ],
+)
+def test_what_is_outside_is_told_before_what_was_trained(blocks, tune, found):
+    model: Any = SimpleNamespace(trunk_blocks=blocks)
+    assert features_of.outside_block(model, tune) == found

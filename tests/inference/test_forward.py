@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from linnaeus_jax.inference.forward import FUSED, LARGEST_BATCH, TRUNK, Forward, forward_pass
+from linnaeus_jax.inference.forward import BLOCK, FUSED, LARGEST_BATCH, TRUNK, Forward, forward_pass, has_layer
 from linnaeus_jax.learning.augmentation import normalize
 from linnaeus_jax.reading.metadata import Observation
 from tests.inference.late import late_bundle
@@ -92,12 +92,21 @@ def test_vectors_are_those_of_the_trunk_and_those_that_the_heads_get(bundle, bat
     late, variables = with_late.model, with_late.variables
     image, meta, valid = (array[1:3] for array in batch)
     pixels = normalize(image, bundle.preprocessing.mean, bundle.preprocessing.std)
-    forward = Forward(late, variables, bundle.preprocessing, (2,)).giving(TRUNK, FUSED, logits=True)
+    layers = TRUNK, FUSED, f"{BLOCK}1"
+    assert all(has_layer(late, layer) for layer in layers)
+    assert not any(has_layer(late, layer) for layer in (f"{BLOCK}2", f"{BLOCK}01", BLOCK, "other"))
+    assert not has_layer(model.bundle.model, f"{BLOCK}1"), "its trunk cannot be cut"
+    forward = Forward(late, variables, bundle.preprocessing, (2,)).giving(*layers, logits=True)
     found = forward(image, meta, valid)
     trunk = late.apply(variables, pixels, method="encode_image")
     fused = late.apply(variables, pixels, meta, meta_valid_BK=valid, method="embed")
     logits: Any = late.apply(variables, pixels, meta, meta_valid_BK=valid)
-    expected: dict[str, Any] = {TRUNK: trunk, FUSED: fused, **logits}
+    expected: dict[str, Any] = {
+        TRUNK: trunk,
+        FUSED: fused,
+        f"{BLOCK}1": pixels[:, ::8, ::8].mean(axis=(1, 2)),
+        **logits,
+    }
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,7 @@ from linnaeus_jax.inference.changed_paths import ChangedPaths
 from linnaeus_jax.inference.files.picture_list import PictureFile
 from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.inference.forward import TRUNK
+from linnaeus_jax.inference.forward import BLOCK, FUSED, TRUNK
 from linnaeus_jax.inference.model import Model
 from linnaeus_jax.inference.novelty import KINDS, Novelty, novelty_text
 from linnaeus_jax.inference.paths import some
@@ -184,6 +184,39 @@ def test_rows_of_the_statistics_themselves_are_measured_by_other_folds():
     assert said["others"] < said["own"]
 
 
+@pytest.mark.parametrize("folds", [False, True])
+def test_what_is_outside_is_told_by_another_layer_where_there_is_one(folds):
+    """Features of a trained trunk are the same for what is far, those before its trained blocks are not."""
+    rng, before = np.random.default_rng(0), f"{BLOCK}1"
+
+    def rows(number, seed):
+        x, labels = drawn(number, seed)
+        return {TRUNK: x, before: rng.normal(size=(len(x), 5)).astype(np.float32)}, labels
+
+    features, labels = rows(80, 0)
+    statistics = FeatureStatistics.of_layers(features, labels)
+    assert statistics is not None
+    assert statistics.layers == (TRUNK, before)
+    assert statistics.outside is not None
+    assert statistics.outside.count.tolist() == [480]
+    judging, labels = (features, labels) if folds else rows(60, 1)
+    fitted, _ = fit({**logits_of(judging[TRUNK]), **judging}, labels, five(), uncalibrated(), statistics, folds=folds)
+    answers = Answers(five(), fitted, statistics)
+    fresh, _ = rows(500, 2)
+    logits = {**logits_of(fresh[TRUNK]), **fresh}
+    said = answers.answered(logits, options := answers.options(novelty=0.1)).novelty
+    assert abs((said["kind"] == 2).mean() - 0.1) < 0.03
+    np.testing.assert_allclose(said["outside"], statistics.outside.distances(fresh[before])[:, 0])
+    far = {**logits, before: fresh[before] + 9}
+    assert (answers.answered(far, options).novelty["kind"] == 2).all()
+    assert answers.novelty is not None
+    assert not answers.novelty.can_judge(logits_of(fresh[TRUNK]))
+    pooling = Pooling(answers)
+    alone = answers.answered(pooling.pooled(terms := pooling.terms(far), np.ones(len(terms), int)), options).novelty
+    for name in ("outside", "known"):
+        np.testing.assert_allclose(alone[name], answers.answered(far, options).novelty[name], rtol=1e-6)
+
+
 def test_areas_are_those_of_all_pairs():
     rng = np.random.default_rng(0)
     known, new = rng.integers(0, 9, 50), rng.integers(-3, 6, 40)
@@ -254,9 +287,25 @@ def test_statistics_are_part_of_a_bundle(judging, tmp_path):
     write_bundle(judging, tmp_path / "a")
     read = read_bundle(tmp_path / "a")
     assert read.calibration == judging.calibration
-    for name, value in vars(judging.statistics).items():
-        if not name.startswith("_"):
-            np.testing.assert_array_equal(getattr(read.statistics, name), value)
+    rows = {FUSED: RNG.normal(size=(9, 5)), f"{BLOCK}1": RNG.normal(size=(9, 4))}
+    made = FeatureStatistics.of_layers(rows, np.tile([[1, 1, 1]], (9, 1)))
+    assert made is not None
+    both = dataclasses.replace(judging.statistics, outside=(before := made.outside))
+    both.write(tmp_path / STATISTICS)
+    again = FeatureStatistics.read(tmp_path / STATISTICS, judging.taxonomy)
+    assert read.statistics is not None
+    assert read.statistics.outside is None
+    assert again.layers == (FUSED, f"{BLOCK}1")
+    for wanted, found in ((judging.statistics, read.statistics), (both, again), (before, again.outside)):
+        for name, value in vars(wanted).items():
+            if not name.startswith("_") and name != "outside":
+                np.testing.assert_array_equal(getattr(found, name), value)
+    state = read_state(tmp_path / STATISTICS)
+    write_state(tmp_path / STATISTICS, state.arrays | {"outside/count": np.array([0])}, state.facts)
+    with pytest.raises(ValueError, match="holds counts or variances that cannot be"):
+        FeatureStatistics.read(tmp_path / STATISTICS, judging.taxonomy)
+    with pytest.raises(UserError, match="its feature statistics are of 'block_1', which its model does not give"):
+        Model(dataclasses.replace(judging, statistics=both))
 
 
 @pytest.mark.parametrize(

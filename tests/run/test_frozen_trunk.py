@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.data.splits import Split
 from linnaeus_jax.files import DamagedFileError, RunDirectory
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
+from linnaeus_jax.inference.forward import BLOCK, Forward, layers_of
+from linnaeus_jax.inference.quality import features as features_of
 from linnaeus_jax.inference.quality.measuring import WITH, read_rows
 from linnaeus_jax.learning.regression import RankFit
+from linnaeus_jax.metrics.phases import MAIN
 from linnaeus_jax.run import frozen_trunk
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.evaluate import load
 from linnaeus_jax.run.trainer import run
 from tests.run.test_stored import config_of
 from tests.tiny import TASKS
@@ -113,6 +118,20 @@ def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp
         folds = kept[f"logits/{TASKS[0]}"]  # of all rows
     np.testing.assert_array_equal(np.sort(rows.logits[WITH][TASKS[0]], axis=0), np.sort(folds, axis=0))
     assert rows.kind.startswith("training and validation rows")
+    # what enters the first block that would have trained, as stored and as the bundle computes it of pictures
+    (_, x), (layer, stored) = read_rows(bundle, novelty=True).features.items()
+    assert layer == f"{BLOCK}{bundle.model.trunk_blocks - 1}"
+    loaded = load(directory.root, "0")
+    split = loaded.dataset.val.with_rows_of(loaded.dataset.train)
+    assert len(split) == len(stored)
+    computed = features_of.outputs(loaded, split, (MAIN,), None)[1]
+    np.testing.assert_allclose(computed[layer], stored, atol=2e-3)
+    pixels = np.empty((len(split), *bundle.preprocessing.size, 3), np.uint8)
+    open_split(loaded.experiment.inputs.config, split).read(split.rows, pixels)
+    forward = Forward(bundle.model, bundle.variables, bundle.preprocessing, (8,), (*layers_of(bundle.model)[:1], layer))
+    found = forward(pixels, split.meta, split.meta_valid)
+    np.testing.assert_allclose(found[layer], stored, atol=2e-3)
+    np.testing.assert_allclose(found[layers_of(bundle.model)[0]], x, atol=1e-2)
     # a kill between the checkpoint of step 0 and the first one of an epoch
     shutil.copytree(directory.root, tmp_path / "killed")
     killed = RunDirectory(tmp_path / "killed")

@@ -6,7 +6,7 @@ Letters of shapes: N rows, D features, T ranks, finest first, G groups of rows, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.weights.files import read_state, write_state
 
-#: share of the identity in a covariance, of which so many directions are kept; tried in `benchmarks.novelty`
-SHRINKAGE, DIRECTIONS = 0.8, 128
+#: share of the identity in a covariance, of which so many directions are kept, and of `outside`; tried in
+#: `benchmarks.novelty`
+SHRINKAGE, DIRECTIONS, OF_OUTSIDE = 0.8, 128, 0.2
 #: products of a matrix product up to which OpenBLAS uses one thread
 ONE_THREAD = 1 << 18
 #: most features, of which the products are computed
 MOST_FEATURES = 8192
+_ARRAYS, _OUTSIDE = ("label", "count", "mean", "axes", "variance"), "outside/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,7 @@ class FeatureStatistics:
       axes: float32 [D, K], directions of the largest variances within groups, of length 1.
       variance: float32 [K], these; `rest`: that of every other direction.
       shrinkage: share of a multiple of the identity in the covariance of distances.
+      outside: of another layer, as one group, by which it is told what is like no training row; None: by these.
     """
 
     layer: str
@@ -48,6 +51,12 @@ class FeatureStatistics:
     variance: NDArray[np.float32]
     rest: float
     shrinkage: float = SHRINKAGE
+    outside: FeatureStatistics | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Of which features are needed."""
+        return (self.layer, *([self.outside.layer] if self.outside is not None else ()))
 
     @classmethod
     def of(
@@ -73,6 +82,19 @@ class FeatureStatistics:
         rest = float(others.mean()) if len(others) else 0.0
         found = [np.asarray(array, np.float32) for array in (mean, axes[:, kept], variance[kept])]
         return cls(layer, label.astype(np.int32), count.astype(np.int64), found[0], found[1], found[2], rest)
+
+    @classmethod
+    def of_layers(
+        cls, features: Mapping[str, NDArray[np.floating]], label_NT: NDArray[np.integer]
+    ) -> FeatureStatistics | None:
+        """Of the first of some layers by taxa, and of another one, where there is one, as a whole (`outside`)."""
+        (layer, x), *others = features.items()
+        found = cls.of(x, label_NT, layer)
+        if found is None or not others:
+            return found
+        ((layer, x),) = others
+        outside = cls.of(x, np.full_like(label_NT, -1), layer)
+        return replace(found, outside=None if outside is None else replace(outside, shrinkage=OF_OUTSIDE))
 
     @cached_property
     def _prepared(self) -> tuple[NDArray[np.float64], ...]:
@@ -108,23 +130,39 @@ class FeatureStatistics:
 
     def write(self, path: Path) -> None:
         """Writes a .safetensors file."""
-        names = ("label", "count", "mean", "axes", "variance")
-        arrays = {name: getattr(self, name) for name in names} | {"rest": np.array([self.rest], np.float32)}
-        write_state(path, arrays, {"layer": self.layer})
+        arrays, facts = self._arrays(""), {"layer": self.layer}
+        if self.outside is not None:
+            arrays, facts = arrays | self.outside._arrays(_OUTSIDE), facts | {"outside": self.outside.layer}
+        write_state(path, arrays, facts)
+
+    def _arrays(self, prefix: str) -> dict[str, NDArray[Any]]:
+        arrays = {f"{prefix}{name}": getattr(self, name) for name in _ARRAYS}
+        return arrays | {f"{prefix}rest": np.array([self.rest], np.float32)}
 
     @classmethod
     def read(cls, path: Path, taxonomy: Taxonomy) -> FeatureStatistics:
         """What `write` wrote. Raises ValueError or UserError where it is something else, or of other classes."""
         state = read_state(path)
-        layer, arrays = state.facts.get("layer"), state.arrays
-        _check(arrays, len(taxonomy.tasks), path.name)
+        found = cls._of_arrays(state.arrays, state.facts.get("layer"), taxonomy, path.name)
+        if "outside" not in state.facts:
+            return found
+        arrays = {name.removeprefix(_OUTSIDE): a for name, a in state.arrays.items() if name.startswith(_OUTSIDE)}
+        outside = cls._of_arrays(arrays, state.facts["outside"], taxonomy, path.name)
+        return replace(found, outside=replace(outside, shrinkage=OF_OUTSIDE))
+
+    @classmethod
+    def _of_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], layer: Any, taxonomy: Taxonomy, name: str
+    ) -> FeatureStatistics:
+        arrays = {key: array for key, array in arrays.items() if not key.startswith(_OUTSIDE)}
+        _check(arrays, len(taxonomy.tasks), name)
         if not isinstance(layer, str):
-            raise ValueError(f"{path.name} does not say of which layer it is")
+            raise ValueError(f"{name} does not say of which layer it is")
         label, sizes = arrays["label"], [len(taxonomy.classes[task]) for task in taxonomy.tasks]
         if (label < -1).any() or (label >= sizes).any():
-            raise ValueError(f"{path.name} names classes that the model does not have")
+            raise ValueError(f"{name} names classes that the model does not have")
         label, count = label.astype(np.int32), arrays["count"].astype(np.int64)
-        mean, axes, variance = (np.asarray(arrays[name], np.float32) for name in ("mean", "axes", "variance"))
+        mean, axes, variance = (np.asarray(arrays[key], np.float32) for key in ("mean", "axes", "variance"))
         return cls(layer, label, count, mean, axes, variance, float(arrays["rest"][0]))
 
 

@@ -15,6 +15,7 @@ from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration, model_of
 from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.members import OTHERS
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
+from linnaeus_jax.inference.forward import layers_of
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.quality.measuring import WITH, Measured, Rows, calibrated, measure, with_novelty
 from linnaeus_jax.learning.discriminant import Affine
@@ -55,23 +56,31 @@ def _heads(bundle: Bundle) -> dict[str, Affine]:
     return {task: (np.asarray(of["kernel"], np.float32), np.asarray(of["bias"], np.float32)) for task, of in fc.items()}
 
 
+def layers_to_extend(bundle: Bundle) -> tuple[str, ...]:
+    """Of which features of new pictures are needed; that of the heads first."""
+    return layers_of(bundle.model)[:1] if bundle.statistics is None else bundle.statistics.layers
+
+
 def extended(
-    bundle: Bundle, taxonomy: Taxonomy, x_ND: NDArray[np.float32], label_NT: NDArray[np.int32]
+    bundle: Bundle, taxonomy: Taxonomy, features: Mapping[str, NDArray[np.float32]], label_NT: NDArray[np.int32]
 ) -> tuple[Bundle, Measured]:
     """The bundle with all taxa of a grown taxonomy, calibrated anew, and what its card says.
 
     Args:
-      x_ND: features of the pictures of new taxa, as `Model.embed` gives them.
+      features: float32 [N, D] of the pictures of new taxa, of `layers_to_extend`.
       label_NT: their classes in `taxonomy`.
 
     Raises:
       UserError: taxa cannot be added to the bundle, or features that 16 bits do not hold.
     """
     kept = check_extendable(bundle)
-    x = np.concatenate([kept.x, x_ND.astype(np.float16)])
-    if not np.isfinite(x).all():
+    layers, added = [*features], np.ones(len(label_NT), bool)
+    with np.errstate(over="ignore"):
+        half = [of.astype(np.float16) for of in features.values()]
+    x = np.concatenate([kept.x, half[0]])
+    outside = np.concatenate([kept.outside, half[-1] if len(half) > 1 else half[0][:, :0]])
+    if not (np.isfinite(x).all() and np.isfinite(outside).all()):
         raise UserError("features of the pictures are not finite in 16 bits: the model cannot be extended")
-    added = np.ones(len(x_ND), bool)
     rows = Exemplars(
         x,
         np.concatenate([kept.label, label_NT]),
@@ -79,6 +88,7 @@ def extended(
         np.concatenate([kept.judges, added]),
         kept.logits,
         kept.heads or _heads(bundle),
+        outside,
     )
     counts = _path_counts(bundle.calibration.path_counts, taxonomy, rows.heads)
     affine, logits, before = _grown(rows, counts, taxonomy)
@@ -94,10 +104,15 @@ def extended(
         onnx=b"",
     )
     at, trained, honest = rows.judges, rows.trained, rows.judges & ~rows.fits
-    x, label = rows.x[at].astype(np.float32), rows.label[at]
-    fits = None if kept.logits else (rows.x[rows.fits].astype(np.float32), rows.label[rows.fits])
+    label = rows.label[at]
+
+    def features_of(which: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
+        return {layer: of[which].astype(np.float32) for layer, of in zip(layers, (rows.x, rows.outside))}
+
+    fits = None if kept.logits else (features_of(rows.fits), rows.label[rows.fits])
     measured_rows = Rows(
-        {WITH: logits}, label, (), len(label), {}, folds=bool(kept.logits), features=x, trained=fits,
+        {WITH: logits}, label, (), len(label), {}, folds=bool(kept.logits), features=features_of(at),
+        trained=fits,
         added=int((~trained).sum()),
     )  # fmt: skip
     measured = measure(measured_rows, new)
@@ -106,7 +121,10 @@ def extended(
         new, measured = with_novelty(new, measured)
     else:  # distances to means that rows had a part in would be too small
         few = dataclasses.replace(
-            measured_rows, logits={WITH: some(logits, honest[at])}, labels=label[honest[at]], features=x[honest[at]]
+            measured_rows,
+            logits={WITH: some(logits, honest[at])},
+            labels=label[honest[at]],
+            features=features_of(honest),
         )
         new, found = with_novelty(new, dataclasses.replace(measured, rows=few))
         measured = dataclasses.replace(measured, novelty=found.novelty)
@@ -131,9 +149,9 @@ def added_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def rows_of_other(
     bundle: Bundle, other: Bundle
-) -> tuple[NDArray[np.int64], dict[str, dict[int, tuple[str, str]]], NDArray[np.float32]]:
+) -> tuple[NDArray[np.int64], dict[str, dict[int, tuple[str, str]]], dict[str, NDArray[np.float32]]]:
     """What another bundle of the same trunk has kept of taxa of the finest rank that this one lacks, by their names:
-    taxon ids [N, T] and names, see `grown_taxonomy`, and features [N, D].
+    taxon ids [N, T] and names, see `grown_taxonomy`, and features [N, D] of `layers_to_extend`.
 
     Raises:
       UserError: it is of another trunk, ranks or pictures, or holds no rows.
@@ -146,6 +164,12 @@ def rows_of_other(
     same = one.keys() == two.keys() and all(np.array_equal(one[path], two[path]) for path in one)
     if not same or bundle.preprocessing != other.preprocessing or bundle.tasks != other.tasks:
         raise UserError(f"{other.source} and {bundle.source} have not the same trunk, preprocessing and ranks")
+    layers = layers_to_extend(bundle)
+    if layers != layers_to_extend(other):
+        raise UserError(
+            f"{other.source} and {bundle.source} judge what is outside by other features: one of them is of an earlier "
+            "version; make it again from its run with linnaeus bundle"
+        )
     mine = set(bundle.taxonomy.names.name[bundle.tasks[0]].tolist())
     lacking = np.array([name not in mine for name in taxonomy.names.name[bundle.tasks[0]].tolist()])
     finest = kept.label[:, 0]
@@ -155,7 +179,8 @@ def rows_of_other(
     names = {
         task: {taxon: (name, common) for _, taxon, name, common in taxonomy.described[task]} for task in other.tasks
     }
-    return np.stack(ids, axis=1), names, kept.x[rows].astype(np.float32)
+    features = {layer: of[rows].astype(np.float32) for layer, of in zip(layers, (kept.x, kept.outside))}
+    return np.stack(ids, axis=1), names, features
 
 
 def _path_counts(

@@ -40,7 +40,7 @@ def fit(
     and None, where no taxon can be left out or too few rows are labelled.
 
     Args:
-      logits: task -> float32 [N, C], and the layer of the statistics -> float32 [N, D].
+      logits: task -> float32 [N, C], and each layer of the statistics -> float32 [N, D].
       folds: the statistics are of these rows: distances are then to those of other folds.
     """
     answers = Answers(taxonomy, calibration)
@@ -49,28 +49,34 @@ def fit(
     logits, labels = some(logits, rows), np.asarray(labels)[rows]
     left_out, column = _left_out(labels, answers)
     novelty = Novelty(answers.paths, calibration, statistics)
-    known, new, nearest = [], [], []
+    layers, known, new, far = statistics.layers, list[Any](), list[Any](), list[Any]()
     fold = stratified_folds(np.where(labels < taxonomy.first, -1, labels)) if folds else np.zeros(len(labels), int)
     for number_ in np.unique(fold):
         own, used = fold == number_, statistics
         if folds:
-            used = FeatureStatistics.of(logits[statistics.layer][~own], labels[~own], statistics.layer) or statistics
+            others = {layer: logits[layer][~own] for layer in layers}
+            used = FeatureStatistics.of_layers(others, labels[~own]) or statistics
         for chunk in chunks(int(own.sum()), len(used.mean)):
             at = np.flatnonzero(own)[chunk]
-            distance, here = used.distances(logits[statistics.layer][at]), some(logits, at)
-            known.append(novelty.inputs(here, distance))
+            here = some(logits, at)
+            distance = used.distances(here[used.layer])
+            known.append(novelty.inputs(here, distance.min(axis=1)))
             lost = [each[at] for each in column]
             without = {task: _without(here[task], lost[place]) for place, task in enumerate(taxonomy.tasks)}
             gone = (used.label[None, :, :] == np.stack(lost, axis=1)[:, None, :]).any(axis=2)
             distance = np.where(gone & ~gone.all(axis=1, keepdims=True), np.inf, distance)
-            new.append(novelty.inputs(without, distance)[left_out[at]])
-            nearest.append(distance.min(axis=1)[left_out[at]])
+            nearest = distance.min(axis=1)
+            new.append(novelty.inputs(without, nearest)[left_out[at]])
+            if used.outside is None:
+                far.append(nearest[left_out[at]])
+            else:  # a taxon is a small part of the one group
+                far.append(used.outside.distances(here[used.outside.layer])[:, 0])
     if not sum(map(len, new)):
         return calibration, None
     x_known, x_new = np.concatenate(known), np.concatenate(new)
     weights = _weights(x_known, x_new)
-    score, distances = novelty.known(x_known, weights), np.concatenate(nearest)
-    thresholds = {"outside": conformal.thresholds(distances), "new": conformal.thresholds(-score)}
+    score = novelty.known(x_known, weights)
+    thresholds = {"outside": conformal.thresholds(np.concatenate(far)), "new": conformal.thresholds(-score)}
     if not thresholds["new"]:
         return calibration, None
     found = {"weights": dict(zip(WEIGHTS, weights.tolist(), strict=True)), **thresholds}

@@ -25,24 +25,20 @@ from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.forward import layers_of, of_runs
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits, NotFiniteError, finite_rows, some
 from linnaeus_jax.inference.pooling import LEAST_GROUPS
+from linnaeus_jax.inference.quality import features as features_of
 from linnaeus_jax.inference.quality.calibration import fit, judge
 from linnaeus_jax.inference.quality.measured_novelty import fit as fit_novelty
 from linnaeus_jax.inference.quality.measured_sets import set_scores
 from linnaeus_jax.inference.quality.occurrences import OccurrenceSums, Together
-from linnaeus_jax.learning.growing import places_within
 from linnaeus_jax.metrics.judged import Judged, joined
 from linnaeus_jax.metrics.phases import MAIN, WITHOUT_METADATA
 from linnaeus_jax.run.evaluate import EvaluateError, Loaded, evaluate, load, test_split
 from linnaeus_jax.run.frozen_trunk import folds_by_occurrence, out_of_fold
-from linnaeus_jax.run.stored import stored_source
-from linnaeus_jax.step.evaluation import VECTORS
 
 log = logging.getLogger("linnaeus_jax")
 
 #: most rows that are measured, and most bytes of their logits
 MOST_ROWS, MOST_BYTES = 20_000, 1 << 30
-#: training rows whose features are computed: of each class, and of all
-OF_CLASS, TRAINED = 100, 5_000
 WITH, WITHOUT = MAIN.name, WITHOUT_METADATA.name
 CONSISTENCY = {"ranks": "documented", "paths": "path"}
 
@@ -62,8 +58,8 @@ class Rows:
         file, or of as many drawn from them; None where it sets none aside.
       folds: the rows are those that the heads were fitted to, and `logits` are by heads of other folds.
       group: int64 [N], the same number for rows of one occurrence; of none where folds tore them apart.
-      features: float32 [N, D] of the N rows, from the layer `layers_of(model)[0]`; None: they are not wanted.
-      trained: features [n, D] and labels int32 [n, T] of a sample of the training rows, likewise.
+      features: layer -> float32 [N, D] of the N rows, see `features.of_rows`; {}: they are not wanted.
+      trained: features [n, D] by layer and labels int32 [n, T] of a sample of the training rows, likewise.
       added: how many of the N rows are pictures of taxa that were added to the model.
     """
 
@@ -76,8 +72,8 @@ class Rows:
     test: tuple[Logits, NDArray[np.int32]] | None = None
     folds: bool = False
     group: NDArray[np.int64] | None = None
-    features: NDArray[np.float32] | None = None
-    trained: tuple[NDArray[np.float32], NDArray[np.int32]] | None = None
+    features: Mapping[str, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+    trained: tuple[Mapping[str, NDArray[np.float32]], NDArray[np.int32]] | None = None
     added: int = 0
 
     @property
@@ -119,7 +115,7 @@ class _Outputs:
     """What one run says of the rows that were drawn, finite or not.
 
     Attributes:
-      logits, test, trained, folds: see `Rows`; those of `WITH` have features under the name of their layer.
+      logits, test, trained, folds: see `Rows`; those of `WITH` have features, too, under the names of their layers.
       rows: what tells these rows, and those that the run was trained on, from others.
     """
 
@@ -152,7 +148,7 @@ def read_rows(
       UserError: the data of the run cannot be read, it has no validation rows, or other runs were trained on them.
       NotFiniteError: the outputs of the model are finite for none of them.
     """
-    runs, layer = runs or (bundle,), layers_of(bundle.model)[0]
+    runs = runs or (bundle,)
     most = most_rows, MOST_BYTES // len(runs)
     outputs = [_outputs(run, progress, *most, seed, novelty=novelty) for run in runs]
     first, split = outputs[0], outputs[0].split
@@ -168,7 +164,7 @@ def read_rows(
         return (some(said, kept), found[0][1][kept]) if kept.any() else None
 
     logits = {phase: together([each.logits[phase] for each in outputs]) for phase in first.logits}
-    features = logits[WITH].pop(layer, None)
+    features = {layer: logits[WITH].pop(layer) for layer in [*logits[WITH]] if layer not in bundle.tasks}
     finite = np.logical_and.reduce([finite_rows(of_phase) for of_phase in logits.values()])
     if not finite.any():
         raise NotFiniteError(f"none of {len(finite)} validation rows of {bundle.source} has an answer: {NOT_FINITE}")
@@ -185,8 +181,8 @@ def read_rows(
         occurrence_numbers([(split.table, split.rows[finite])])
         if all(not each.folds or folds_by_occurrence(each.loaded.experiment.directory) for each in outputs)
         else None,
-        None if features is None else features[finite],
-        None if trained is None else (trained[0][layer], trained[1]),
+        some(features, finite),
+        trained,
     )
 
 
@@ -211,30 +207,25 @@ def _outputs(
         raise UserError(f"{bundle.source} has no validation rows to calibrate on; use --without-data")
     phases = (MAIN, WITHOUT_METADATA) if bundle.encoder.components else (MAIN,)
     row_bytes = 4 * len(phases) * sum(bundle.taxonomy.tree.num_classes.values())
-    most_rows, layer = min(most_rows, max(1, most_bytes // row_bytes)), layers_of(bundle.model)[0]
+    most_rows = min(most_rows, max(1, most_bytes // row_bytes))
     loaded = _with_weights(loaded, bundle)
     folds = None if bundle.facts["step"] else out_of_fold(loaded.experiment.directory, loaded.dataset)
+    features: Mapping[str, NDArray[np.float32]] = {}
     if folds is not None:
         whole, of_folds = folds
         split = whole.sample(most_rows, seed)
         place = {row: at for at, row in enumerate(whole.rows.tolist())}
         some_rows = some(of_folds, np.array([place[row] for row in split.rows.tolist()]))
         logits: dict[str, Logits] = {phase.name: some_rows for phase in phases}  # fitted without metadata
-        features = _features(loaded, split, progress) if novelty else None
+        features = features_of.of_rows(loaded, split, progress) if novelty else {}
     else:
         split = whole.sample(most_rows, seed)
-        evaluation = evaluate(loaded, phases, split, logits=True, vectors=novelty, progress=progress)
-        kept = {phase: dict(each.logits) for phase, each in evaluation.predictions.items()}
-        features = [of_phase.pop(VECTORS, None) for of_phase in kept.values()][0]  # of `WITH`, which stands first
-        logits = {**kept}
-    if features is not None:
-        logits[WITH] = {**logits[WITH], layer: features}
+        found, features = features_of.outputs(loaded, split, phases, progress, features=novelty)
+        logits = {**found}
+    logits[WITH] = {**logits[WITH], **features}
     test = _test_rows(loaded, most_rows, seed, progress)
-    trained = None
-    if novelty and folds is None:
-        of_trained, known = _trained(loaded, seed, progress)
-        trained = {layer: of_trained}, known
-    labels = [split.labels, *(found[1] for found in (test, trained) if found)]
+    trained = features_of.of_trained(loaded, MOST_ROWS, seed, progress) if novelty and folds is None else None
+    labels = [split.labels, *(of[1] for of in (test, trained) if of)]
     rows = (loaded.training_rows, split.rows.tobytes(), [each.tobytes() for each in labels])
     return _Outputs(loaded, split, len(whole), logits, test, trained, folds is not None, rows)
 
@@ -253,26 +244,6 @@ def _check_rows(first: Bundle, wanted: _Outputs, run: Bundle, found: _Outputs) -
             "calibrate both on; give runs of the same data with the same data.h5.train_val_split_seed, or use "
             "--without-data"
         )
-
-
-def _features(loaded: Loaded, split: Split, progress: Callable[[int, int], None] | None) -> NDArray[np.float32]:
-    """float32 [n, D] of rows, from what the run has stored of them where it has, which is a part of the work."""
-    source = stored_source(loaded.experiment, split)
-    found = evaluate(loaded, (MAIN,), split, logits=True, vectors=True, source=source, progress=progress)
-    return np.asarray(found.predictions[WITH].logits[VECTORS])
-
-
-def _trained(
-    loaded: Loaded, seed: int, progress: Callable[[int, int], None] | None
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Features and labels of at most `OF_CLASS` training rows of each class, and of `TRAINED` if that leaves two."""
-    split = loaded.dataset.train
-    order = np.random.default_rng(seed).permutation(len(split))
-    number = places_within(split.labels[order])
-    most = max(int((number < 2).sum()), TRAINED)
-    chosen = order[np.argsort(number, kind="stable")[: int(min(most, (number < OF_CLASS).sum(), MOST_ROWS))]]
-    split = split.take(np.sort(chosen))
-    return _features(loaded, split, progress), split.labels
 
 
 def _test_rows(
@@ -348,12 +319,12 @@ def with_novelty(bundle: Bundle, measured: Measured) -> tuple[Bundle, Measured]:
     """The calibrated bundle with statistics of features, thresholds by them, and rows that are kept for `extend`; and
     what was measured of these. Both as they are where there are too few rows."""
     rows, layer = measured.rows, layers_of(bundle.model)[0]
-    if rows.features is None or rows.features.shape[1] > MOST_FEATURES:
+    if not rows.features or rows.features[layer].shape[1] > MOST_FEATURES:
         return bundle, measured
-    statistics = FeatureStatistics.of(*(rows.trained or (rows.features, rows.labels)), layer)
+    statistics = FeatureStatistics.of_layers(*(rows.trained or (rows.features, rows.labels)))
     if statistics is None:
         return bundle, measured
-    logits = {**rows.logits[WITH], layer: rows.features}
+    logits = {**rows.logits[WITH], **rows.features}
     given = (bundle.taxonomy, bundle.calibration, statistics)
     calibration, numbers = fit_novelty(logits, rows.labels, *given, folds=rows.folds)
     kept = None

@@ -32,7 +32,7 @@ from linnaeus_jax import __version__
 from linnaeus_jax.inference import reasons
 from linnaeus_jax.inference.answers import AnswerOptions
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
-from linnaeus_jax.inference.forward import FUSED, layers_of
+from linnaeus_jax.inference.forward import FUSED, every_layer
 from linnaeus_jax.inference.model import Model, unit
 from linnaeus_jax.inference.paths import NOT_FINITE, Logits
 from linnaeus_jax.inference.pooling import Pooling, united
@@ -106,7 +106,7 @@ class Service:
 
     def __init__(self, model: Model, limits: Limits, wait: float, decoders: int) -> None:
         self.model, self.limits = copy.copy(model), limits
-        self.model.forward = model.giving(*layers_of(model.bundle.model), logits=True)
+        self.model.forward = model.giving(*every_layer(model.bundle), logits=True)
         self._lines = JsonLines(model.bundle.taxonomy, AnswerOptions())
         self._pooling = Pooling(model.answers)
         self.batcher = Batcher(self.model, self._said, wait)
