@@ -1,19 +1,22 @@
 """Whether a picture shows what the model knows: two questions, each with a score and a threshold.
 
 **Outside**: it is like no training picture. The score is the squared Mahalanobis distance of its features to the
-nearest of the means of the taxa (Lee et al. 2018).
+nearest of the means of the taxa (Lee et al. 2018), or where blocks of the trunk were trained, to the mean of all
+training rows of what enters these: trained features are the same for much that is far away.
 
 **New below a known taxon**: its taxon has no training picture. The score is the probability that the taxon is known,
-a logistic function of the log probability of the best path, each rank by itself, and of the logarithm of that
-distance. What is new belongs below the deepest taxon above the finest rank that is at least `BELOW` probable by what
-the coarser ranks say: of a new species the finest rank knows nothing.
+a logistic function of the log probability of the best path, each rank by itself, of the logarithm of that distance, and
+of the log of the sum of the exponentials of the logits of the finest rank (the negative energy of Liu et al. 2020,
+Energy-based Out-of-distribution Detection). What is new belongs below the deepest taxon above the finest rank that is
+at least `BELOW` probable by what the coarser ranks say: of a new species the finest rank knows nothing.
 
 Weights and thresholds are fitted on validation rows as they are and with their taxon left out, while a sister stays:
-the columns of the taxon, and of the ancestors that it alone has, count for nothing in the logits, and its mean is
-none of the means. Thresholds are those of `conformal`, for a stated share of false alarms: of pictures of known taxa
-that are called new, and of pictures of left out taxa that are called outside, which are farther away than known ones.
-Several pictures of one thing are judged as one whose logits and distance are the means of theirs. Means vary less, so
-that false alarms are rarer than stated, and so are finds among new taxa that are hard to tell from known ones.
+the columns of the taxon, and of the ancestors that it alone has, count for nothing in the logits, and its mean is none
+of the means. Thresholds are those of `conformal`, for a stated share of false alarms: of pictures of known taxa that
+are called new, and of pictures of left out taxa that are called outside, which are farther away than known ones; before
+trained blocks, of all of them. Several pictures of one thing are judged as one whose logits and distance are the means
+of theirs. Means vary less, so that false alarms are rarer than stated, and so are finds among new taxa that are hard to
+tell from known ones.
 Letters of shapes: N rows, C classes of a rank, D features, G groups of the statistics.
 """
 
@@ -26,9 +29,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.inference.bundle.bundle import COARSER, Calibration
+from linnaeus_jax.inference.bundle.fields import NOVELTY_WEIGHTS
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.changed_paths import ChangedPaths
@@ -42,8 +47,10 @@ AUTO, OFF = "auto", "off"
 DISTANCE = "distance"
 #: of a picture: place in `KINDS`; task, class and probability of the taxon that it is new below, -1 without one; scores
 FIELDS = [("kind", "i1"), ("task", "i1"), ("index", "i4"), ("probability", "f8"), ("outside", "f8"), ("known", "f8")]
-#: the least probability of a rank
-TINY = 1e-12
+#: the least probability of a rank, and the least of the energies
+TINY, LEAST = 1e-12, -1e4
+#: name of what `known` adds, and those of the columns of `Novelty.inputs`
+CONSTANT, *INPUTS = NOVELTY_WEIGHTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +72,25 @@ class Novelty:
         return {finest: np.inf} | {task: known[task] * (COARSER if k else 1.0) for k, task in enumerate(coarser)}
 
     def inputs(self, logits: Logits, nearest_N: NDArray[np.floating]) -> NDArray[np.float64]:
-        """float64 [N, 2]: log probability of the best path, and log of the distance to the nearest mean."""
+        """float64 [N, 3], `INPUTS`: log probability of the best path, log of the distance to the nearest mean, and the
+        log of the sum of the exponentials of the calibrated logits of the finest rank."""
         best = self.paths.of_heads(logits, self.calibration.paths).best
         log_p = np.zeros(len(best))
         for place, task in enumerate(self.taxonomy.tasks):
             of_rank = log_softmax(logits[task], self.calibration.ranks[task])
             chosen = of_rank[np.arange(len(best)), best[:, place]]
             log_p += np.where(best[:, place] == NONE, 0.0, np.maximum(chosen, np.log(TINY)))
-        return np.stack([log_p, np.log(np.maximum(nearest_N, TINY))], axis=1)
+        finest = self.taxonomy.tasks[0]
+        energy = logsumexp(
+            logits[finest][:, self.taxonomy.first :] / np.float64(self.calibration.ranks[finest]), axis=1
+        )
+        return np.stack([log_p, np.log(np.maximum(nearest_N, TINY)), np.maximum(energy, LEAST)], axis=1)
 
-    def known(self, inputs: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """float64 [N]: probability that the taxon is known, of `inputs`."""
-        of_one, *others = self.calibration.novelty["weights"].values() if weights is None else weights
-        return np.asarray(1 / (1 + np.exp(-(of_one + inputs @ np.asarray(others)))))
+    def known(self, inputs: NDArray[np.float64], weights: Mapping[str, float] | None = None) -> NDArray[np.float64]:
+        """float64 [N]: probability that the taxon is known, of `inputs`; weights that are not given are 0."""
+        weights = self.calibration.novelty["weights"] if weights is None else weights
+        of_inputs = np.array([weights.get(name, 0.0) for name in INPUTS])
+        return np.asarray(1 / (1 + np.exp(-(weights[CONSTANT] + inputs @ of_inputs))))
 
     def __call__(self, logits: Logits, share: float, *, every: bool = False) -> NDArray[np.void]:
         """A record of `FIELDS` for every row.

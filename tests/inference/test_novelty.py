@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.files import read_sealed, sealed
@@ -217,6 +218,18 @@ def test_what_is_outside_is_told_by_another_layer_where_there_is_one(folds):
         np.testing.assert_allclose(alone[name], answers.answered(far, options).novelty[name], rtol=1e-6)
 
 
+def test_energies_and_bundles_from_before_there_were_any(novelty):
+    """Against scipy; weights that a bundle does not have are 0."""
+    x, _ = drawn(3, 3)
+    logits, ranks = logits_of(x), novelty.calibration.ranks
+    inputs = novelty.inputs(logits, np.ones(len(x)))
+    np.testing.assert_allclose(inputs[:, 2], logsumexp(logits["taxa_L10"].astype(float) / ranks["taxa_L10"], axis=1))
+    weights = {"constant": 0.3, "log_probability": 1.5, "log_distance": -0.5}
+    score = 1 / (1 + np.exp(-(0.3 + 1.5 * inputs[:, 0] - 0.5 * inputs[:, 1])))
+    np.testing.assert_allclose(novelty.known(inputs, weights), score)
+    assert (novelty.known(inputs, weights | {"energy": 0.1}) != score).all()
+
+
 def test_areas_are_those_of_all_pairs():
     rng = np.random.default_rng(0)
     known, new = rng.integers(0, 9, 50), rng.integers(-3, 6, 40)
@@ -331,7 +344,15 @@ def test_statistics_of_strangers_are_refused(judging, tmp_path, change, said):
 
 @pytest.mark.parametrize(
     "value",
-    [{"weights": {}}, {"outside": {}, "new": {}}, {"weights": 3}, [], {"weights": {"a": 1}, "outside": {}, "new": {}}],
+    [
+        {"weights": {}},
+        {"outside": {}, "new": {}},
+        {"weights": 3},
+        [],
+        {"weights": {"constant": 1, "a": 1}, "outside": {}, "new": {}},
+        {"weights": {"energy": 1}, "outside": {}, "new": {}},
+        {"weights": {"constant": "1"}, "outside": {}, "new": {}},
+    ],
 )
 def test_thresholds_of_strangers_are_refused(judging, tmp_path, value):
     write_bundle(judging, tmp_path / "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,10 +82,9 @@ def _groups(value: Any) -> bool:
 def _novelty(value: Any) -> bool:
     if not _is_object(value) or not all(map(_is_object, value.values())):
         return False
-    known = {"weights": 3, "outside": None, "new": None} if value else {}
-    return set(value) == set(known) and all(
-        all(map(_is_number, each.values())) and known[name] in (None, len(each)) for name, each in value.items()
-    )
+    whole = set(value) == {"weights", "outside", "new"} and set(NOVELTY_WEIGHTS[:1]) <= set(value["weights"])
+    numbers = all(map(_is_number, itertools.chain(*(each.values() for each in value.values()))))
+    return not value or (whole and numbers and set(value["weights"]) <= set(NOVELTY_WEIGHTS))
 
 
 def _counts(value: Any) -> bool:
@@ -94,6 +94,9 @@ def _counts(value: Any) -> bool:
 def _temperatures(value: Any) -> bool:
     return _is_object(value) and all(_is_number(t) and 1e-3 <= t <= 1e3 for t in value.values())
 
+
+#: of `inference.novelty`: the constant, and one for each of its inputs; those of earlier versions may be missing
+NOVELTY_WEIGHTS = ("constant", "log_probability", "log_distance", "energy")
 
 #: field -> what it needs, whether a value is that; those of `_OPTIONAL` may be missing
 _FIELDS: dict[str, tuple[str, Check]] = {

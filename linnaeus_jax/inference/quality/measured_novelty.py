@@ -14,15 +14,15 @@ from linnaeus_jax.inference.answers import Answers
 from linnaeus_jax.inference.bundle.bundle import Calibration
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.inference.novelty import KINDS, SHARE, Novelty
+from linnaeus_jax.inference.novelty import CONSTANT, INPUTS, KINDS, SHARE, Novelty
 from linnaeus_jax.inference.paths import Logits, some
 from linnaeus_jax.inference.quality.calibration import chunks
 from linnaeus_jax.learning.regression import ABSENT, stratified_folds
 from linnaeus_jax.metrics.judged import number
 from linnaeus_jax.reporting.tables import percent
 
-#: weights of `Novelty.known`: what they are of
-WEIGHTS = ("constant", "log_probability", "log_distance")
+#: of the weights of `Novelty.known`: a higher probability never speaks for new, nor a larger distance for known
+BOUNDS = {"log_probability": (0.0, None), "log_distance": (None, 0.0), "energy": (0.0, None)}
 #: share of the known pictures that are kept where it is said how many of the others are taken for known
 KEPT = 0.95
 
@@ -79,7 +79,7 @@ def fit(
     thresholds = {"outside": conformal.thresholds(np.concatenate(far)), "new": conformal.thresholds(-score)}
     if not thresholds["new"]:
         return calibration, None
-    found = {"weights": dict(zip(WEIGHTS, weights.tolist(), strict=True)), **thresholds}
+    found = {"weights": weights, **thresholds}
     numbers = {"rows": len(score), "left_out": len(x_new)} | told_apart(score, novelty.known(x_new, weights))
     return dataclasses.replace(calibration, novelty=found, novelty_rows=len(score)), numbers
 
@@ -110,10 +110,9 @@ def _without(z: NDArray[np.float32], column: NDArray[np.int64]) -> NDArray[np.fl
     return found
 
 
-def _weights(known: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.float64]:
+def _weights(known: NDArray[np.float64], new: NDArray[np.float64]) -> dict[str, float]:
     """Constant and weights of the logistic regression that tells them apart, each kind of rows as likely as the other,
-    with a penalty for weights of standardised values. A higher probability never speaks for new, nor a larger distance
-    for known."""
+    with a penalty for weights of standardised values; see `BOUNDS`."""
     from scipy.optimize import minimize
 
     x = np.concatenate([known, new])
@@ -128,10 +127,10 @@ def _weights(known: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np
         pull = np.array([0.0, *w[1:]])
         return float((share * np.logaddexp(0, -margin)).sum() + 0.5 * pull @ pull), pull - wrong @ z
 
-    bounds = [(None, None), (0.0, None), (None, 0.0)]
-    w = minimize(loss, np.zeros(3), jac=True, method="L-BFGS-B", bounds=bounds).x
+    bounds = [(None, None), *(BOUNDS[name] for name in INPUTS)]
+    w = minimize(loss, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds).x
     of_raw = w[1:] / scale
-    return np.array([w[0] - mean @ of_raw, *of_raw])
+    return {CONSTANT: float(w[0] - mean @ of_raw), **dict(zip(INPUTS, of_raw.tolist(), strict=True))}
 
 
 def told_apart(known: NDArray[Any], others: NDArray[Any]) -> dict[str, Any]:
