@@ -18,7 +18,8 @@ from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.bundle.members import each_run, with_own_features
 from linnaeus_jax.learning.augmentation import normalize
-from linnaeus_jax.models.family import ModelFamily, mean_over_places
+from linnaeus_jax.models.entering import can_enter, in_two, mean_over_places
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.step.placement import Placement, fetch
 from linnaeus_jax.step.process import compiler_options
 
@@ -34,7 +35,7 @@ PRECISION = "highest"
 TRUNK, FUSED = "trunk", "fused"
 #: layer -> outermost modules of a model that come behind it
 BEHIND = {TRUNK: ("head", "fusion"), FUSED: ("head",)}
-#: what enters a block of the trunk, as the mean over all places: the name of the layer ends with the block's number
+#: what enters a block of the trunk, see `models.entering`: the name of the layer ends with the number of the block
 BLOCK = "block_"
 
 
@@ -65,9 +66,8 @@ def forward_pass(
     def encode(module: ModelFamily, pixels: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         if not block:
             return module.encode_image(pixels), {}
-        number = int(block.removeprefix(BLOCK))
-        entering = module.forward_prefix(pixels, number)
-        return module.forward_suffix(entering, number), {block: mean_over_places(entering)}
+        entering, encoded = in_two(module, pixels, int(block.removeprefix(BLOCK)))
+        return encoded, {block: mean_over_places(entering)}
 
     def outputs(module: ModelFamily, pixels: jax.Array, meta: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
         encoded, found = encode(module, pixels)
@@ -125,9 +125,8 @@ def every_layer(bundle: Bundle) -> tuple[str, ...]:
 
 def has_layer(model: ModelFamily, layer: str) -> bool:
     """Whether a model gives a layer beside the logits."""
-    number = layer.removeprefix(BLOCK)
-    blocks = [str(block) for block in range(model.trunk_blocks)]
-    return layer in layers_of(model) or (layer.startswith(BLOCK) and number in blocks)
+    blocks = [f"{BLOCK}{block}" for block in range(model.trunk_blocks + 1) if can_enter(model, block)]
+    return layer in (*layers_of(model), *blocks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,6 +51,7 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
       weight_init: how weights of linear maps and convolutions begin that have no initial values of their own, one of
         `initial.WEIGHT_INITS`.
       fusions: what `metadata_fusion` may be, the default first; empty: the family has no choice.
+      gives_map: whether `encode_image` gives a map [B, h, w, D] of the picture.
       layer_index: depth of the parameter with a canonical name, 0 at the input and largest at the heads, for
         `optimizer.layer_decay`; None: the family does not number its layers.
     """
@@ -65,6 +66,7 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
     weight_init: str = dataclasses.field(default="normal", metadata={"given": True})
 
     fusions: ClassVar[Sequence[str]] = ()
+    gives_map: ClassVar[bool] = False
     layer_index: ClassVar[Callable[[Any, str], int] | None] = None
 
     @nn.nowrap
@@ -234,11 +236,6 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
         """Features [B, D] -> {task: float32 logits [B, C]}."""
         logits: dict[str, jax.Array] = self.head(feats_BD, train=train, refine=refine)
         return logits
-
-
-def mean_over_places(x: jax.Array) -> jax.Array:
-    """Mean float32 [B, F] of maps or tokens [B, ..., F]."""
-    return jnp.mean(x, axis=tuple(range(1, x.ndim - 1)), dtype=jnp.float32)
 
 
 def split_block(model: ModelFamily, tune: str) -> int | None:

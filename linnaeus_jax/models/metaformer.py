@@ -73,6 +73,7 @@ class MetaFormer(ModelFamily, kw_only=True):
 
     stage_patterns: ClassVar[Mapping[str, re.Pattern[str]]] = SHARED_STAGES
     fusions: ClassVar = (TOKENS, LATE)
+    gives_map: ClassVar = True
     defaults: ClassVar = {"drop_rate": 0.0, "attn_drop_rate": 0.0}
     choices: ClassVar = {
         "depthwise_impl": DEPTHWISE_IMPLS,

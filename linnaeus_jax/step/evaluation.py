@@ -23,7 +23,7 @@ from linnaeus_jax.metrics.extras import PhaseExtras, predict, signed_confidence
 from linnaeus_jax.metrics.judged import Judged
 from linnaeus_jax.metrics.phase import Sums, add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.phases import MAIN, Phase
-from linnaeus_jax.models.family import mean_over_places
+from linnaeus_jax.models.entering import in_two, mean_over_places
 from linnaeus_jax.step.placement import Placement, RunAhead, fetch
 from linnaeus_jax.step.process import LARGEST_COMPILER_FRAGMENT, compiler_options, retire_heap_fragments
 from linnaeus_jax.step.row_scores import MISTAKE_FIELDS, SCORE_FIELDS, RowScores, judged_rows
@@ -67,21 +67,21 @@ class EvaluationProgram:
     null_possible: bool
     extras: PhaseExtras
     block: int | None = None  # see `Objective.block`
-    entering: int | None = None  # block, `block` where it has one; what enters it is a vector of every row, too
+    entering: int | None = None  # block, `block` where that is set; what enters it is a vector of every row, too
 
     def features(self, params: Any, model_state: Any, image: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata, and
         `ENTERING` float32 [B, F] where it is wanted."""
-        variables, block = {"params": params, **model_state}, self.block
-        x: Any = image
-        if block is None:
-            x = normalize(image, self.preprocessing.mean, self.preprocessing.std)
-            if self.entering is None:
-                return self.model.apply(variables, x, method="encode_image"), {}  # type: ignore[return-value]
-            block = self.entering
-            x = self.model.apply(variables, x, block, method="forward_prefix")
-        features: Any = self.model.apply(variables, x, block, method="forward_suffix")
-        return features, {} if self.entering is None else {ENTERING: mean_over_places(x)}
+        variables: Any = {"params": params, **model_state}
+        if self.block is not None:
+            features: Any = self.model.apply(variables, image, self.block, method="forward_suffix")
+            return features, {} if self.entering is None else {ENTERING: mean_over_places(image)}
+        pixels = normalize(image, self.preprocessing.mean, self.preprocessing.std)
+        if self.entering is None:
+            features = self.model.apply(variables, pixels, method="encode_image")
+            return features, {}
+        x, features = self.model.apply(variables, pixels, self.entering, method=in_two)
+        return features, {ENTERING: mean_over_places(x)}
 
     def outputs(
         self, params: Any, model_state: Any, features: jax.Array, meta: jax.Array, valid: jax.Array

@@ -195,8 +195,9 @@ def test_a_few_training_rows_of_every_class_say_what_it_looks_like(of_class, mos
         (2, "full", 1),
         (1, "last:1", None),
         (0, "full", None),
+        (0, "full", 0),
     ],
 )
 def test_what_is_outside_is_told_before_what_was_trained(blocks, tune, found):
-    model: Any = SimpleNamespace(trunk_blocks=blocks)
+    model: Any = SimpleNamespace(trunk_blocks=blocks, gives_map=found == 0)
     assert features_of.outside_block(model, tune) == found

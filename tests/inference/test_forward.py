@@ -95,7 +95,8 @@ def test_vectors_are_those_of_the_trunk_and_those_that_the_heads_get(bundle, bat
     layers = TRUNK, FUSED, f"{BLOCK}1"
     assert all(has_layer(late, layer) for layer in layers)
     assert not any(has_layer(late, layer) for layer in (f"{BLOCK}2", f"{BLOCK}01", BLOCK, "other"))
-    assert not has_layer(model.bundle.model, f"{BLOCK}1"), "its trunk cannot be cut"
+    assert not has_layer(late, f"{BLOCK}0")
+    assert [has_layer(model.bundle.model, f"{BLOCK}{block}") for block in (0, 1)] == [True, False]
     forward = Forward(late, variables, bundle.preprocessing, (2,)).giving(*layers, logits=True)
     found = forward(image, meta, valid)
     trunk = late.apply(variables, pixels, method="encode_image")
@@ -112,6 +113,9 @@ def test_vectors_are_those_of_the_trunk_and_those_that_the_heads_get(bundle, bat
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
     assert np.abs(found[TRUNK] - found[FUSED]).max() > 1e-3
     assert (forward.width(TRUNK), forward.width("taxa_L20")) == (5, 3)
+    of_map = model.giving(FUSED, f"{BLOCK}0")(image, meta, valid)
+    encoded = model.bundle.model.apply(model.bundle.variables, pixels, method="encode_image")
+    np.testing.assert_allclose(of_map[f"{BLOCK}0"], np.mean(encoded, axis=(1, 2)), atol=1e-5)
     tokens = model.giving(TRUNK)(image, meta, valid)[TRUNK]
     nothing = model.giving(FUSED)(image, np.zeros_like(meta), np.zeros_like(valid))[FUSED]
     np.testing.assert_allclose(tokens, nothing, atol=1e-6)

@@ -226,7 +226,7 @@ def test_a_phase_tells_the_model_which_components_it_hides(spied, monkeypatch) -
     def seen(mask: jax.Array) -> list[jax.Array]:
         evaluation.outputs({}, {}, jnp.zeros((4, 3)), meta, known & mask[None])
         by_logits = told.pop("valid")
-        evaluation.phase({}, {}, jnp.ones(3), jnp.zeros((4, 3)), batch, mask, evaluation.empty_sums())
+        evaluation.phase({}, {}, jnp.ones(3), (jnp.zeros((4, 3)), {}), batch, mask, evaluation.empty_sums())
         return [by_logits, told.pop("valid")]
 
     for mask in ([True, True], [False, True], [True, False]):

@@ -16,6 +16,7 @@ from linnaeus_jax.data.splits import Split
 from linnaeus_jax.inference.forward import BLOCK, layers_of
 from linnaeus_jax.learning.growing import places_within
 from linnaeus_jax.metrics.phases import MAIN, Phase
+from linnaeus_jax.models.entering import can_enter
 from linnaeus_jax.models.family import ModelFamily, split_block
 from linnaeus_jax.run.evaluate import Loaded, evaluate
 from linnaeus_jax.run.stored import stored_source
@@ -32,15 +33,17 @@ Progress = Callable[[int, int], None]
 
 def outside_block(model: ModelFamily, tune: str) -> int | None:
     """The block before which it is told whether a picture is like no training row: the first one that was trained, or
-    one within the second half where more were. None: at the end of a trunk that was not trained, or cannot be cut.
+    one within the second half where more were; 0: the map that `encode_image` gives. None: at the end of a trunk that
+    was not trained, or of several joined.
 
     Args:
       tune: `train.tune` of the run.
     """
-    if tune == "head":
-        return None
+    if not model.trunk_blocks:
+        return 0 if model.gives_map else None
     first, usual = split_block(model, tune) or 0, int(USUAL * model.trunk_blocks)
-    return (first if first >= LEAST * model.trunk_blocks else usual) or None
+    block = first if first >= LEAST * model.trunk_blocks else usual
+    return block if can_enter(model, block) else None
 
 
 def outputs(
