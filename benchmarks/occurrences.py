@@ -6,7 +6,7 @@
 stored features of Lite0. For the test trajectories, errors and NLL at the finest rank of single pictures, of the mean
 of the probabilities, and of evidence with several values of `pooling.STRAY` and the dependence that fits the validation
 trajectories best. A trajectory counts once; of its single pictures each counts by its share. `--views`: views of each
-test picture by heads on Lite0, and what they gain; each view is a forward pass.
+test picture by heads on Lite0, and what they gain; each view is a forward pass. Results: `occurrences` and `views`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from linnaeus_jax.metrics.phases import MAIN
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.run import evaluate as runs
 
-ROW = "head-lite0"
+COMMAND, ROW = ("python", "-m", "benchmarks.occurrences"), "head-lite0"
 #: what `pooling.STRAY` is, and what it is tried as
 USED = pooling.STRAY
 STRAYS = (1e-12, 0.01, 0.02, USED, 0.1, 0.2)
@@ -232,17 +232,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0,1,2", help="of the split and of training (0,1,2); the first for views")
     parser.add_argument("--pictures", type=int, default=800, help="test pictures whose views are taken, at most (800)")
     options = parser.parse_args(arguments)
-    table = []
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    for seed in seeds if options.fish is not None else ():
-        table += fish(options.fish, options.out, seed)
-    for text in options.views:
-        name, _, folder = text.partition("=")
-        table += of_views(name, Path(folder), options.out, seeds[0], options.pictures)
-    given = ["--fish", "DIR"] if options.fish is not None else []
-    given += ["--views", *(f"{text.partition('=')[0]}=DIR" for text in options.views)] if options.views else []
-    command = shlex.join(["python", "-m", "benchmarks.occurrences", *given, "--out", "DIR", "--seeds", options.seeds])
-    write_results("occurrences", table, command)
+    last = ["--out", "DIR", "--seeds", options.seeds]
+    if options.fish is not None:
+        table = [row for seed in seeds for row in fish(options.fish, options.out, seed)]
+        write_results("occurrences", table, shlex.join([*COMMAND, "--fish", "DIR", *last]))
+    if options.views:
+        sets = [text.partition("=") for text in options.views]
+        table = [
+            row
+            for name, _, folder in sets
+            for row in of_views(name, Path(folder), options.out, seeds[0], options.pictures)
+        ]
+        given = ["--views", *(f"{name}=DIR" for name, *_ in sets)]
+        write_results("views", table, shlex.join([*COMMAND, *given, *last]))
 
 
 if __name__ == "__main__":
