@@ -1,6 +1,6 @@
 """How well a model whose trunk was trained tells species that it has never seen, and pictures of something else.
 
-    nice python -m benchmarks.novelty_tuned auto5-lite0 plants=DIR leaf=DIR --far cifar=DIR --out build/real [--draws 1]
+    nice python -m benchmarks.novelty_tuned auto5-lite0 plants=DIR leaf=DIR --far cifar=DIR --out DIR [--draws plants=3]
 
 As `benchmarks.novelty`, of runs in place of fitted heads: for each set a fifth of the finest classes is hidden by
 `data.hide_taxa`, the row of `benchmarks.real` is trained, bundled, and what the bundle gives of all pictures of the
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sets", nargs="+", metavar="SET=DIR", help=f"of {', '.join(SPLITS)}, and their clones")
     parser.add_argument("--far", nargs="+", default=[], metavar="NAME=DIR", help="folders of pictures of other things")
     parser.add_argument("--out", type=Path, required=True, help="folder of benchmarks.real for what is made")
-    parser.add_argument("--draws", type=int, default=1, help="of hidden species (1)")
+    parser.add_argument("--draws", nargs="+", default=[], metavar="SET=N", help="of hidden species (1)")
     options = parser.parse_args(arguments)
     row, places, table = ROWS[options.row], {}, list[dict[str, Any]]()
     for text in options.sets:
@@ -109,9 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         set_name, scheme = SPLITS[name]
         found = read(SETS[set_name], Path(folder))
         places[name] = Place(name, found, scheme, Path(folder), options.out, RESULTS / "real", "")
+    draws = {name: int(count) for name, _, count in (text.partition("=") for text in options.draws)}
     folders = {name: Path(folder) for name, _, folder in (text.partition("=") for text in options.far)}
     for name, place in places.items():
-        for seed in range(options.draws):
+        for seed in range(draws.get(name, 1)):
             split, bundle, drawn = bundle_without(place, options.row, row, seed)
             others = {
                 other: said_of(bundle, pictures_of(of, row), other) for other, of in places.items() if other != name
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             table.append({"row": options.row} | row_of(model, name, seed, others))
             print(table[-1], flush=True)
     shown = sys.argv[1:] if arguments is None else arguments
-    shown = [f"{text.partition('=')[0]}=DIR" if "=" in text else text for text in shown]
+    shown = [f"{text.partition('=')[0]}=DIR" if "=" in text and text not in options.draws else text for text in shown]
     command = shlex.join(["python", "-m", "benchmarks.novelty_tuned", *shown])
     write_results("novelty_tuned", table, command.replace(str(options.out), "DIR"))
 
