@@ -174,10 +174,19 @@ def test_a_few_training_rows_of_every_class_say_what_it_looks_like(of_class, mos
     split = Rows(labels)
     monkeypatch.setattr(features_of, "OF_CLASS", of_class)
     monkeypatch.setattr(features_of, "TRAINED", most)
-    monkeypatch.setattr(features_of, "of_rows", lambda loaded, taken, progress: {"x": taken.labels.astype(np.float32)})
+
+    def of_rows(loaded, taken, progress):
+        read = np.arange(len(taken)) != lost
+        return features_of.Outputs({}, {"x": taken.labels[read].astype(np.float32)}, read)
+
+    monkeypatch.setattr(features_of, "of_rows", of_rows)
     loaded: Any = SimpleNamespace(dataset=SimpleNamespace(train=split))
+    lost = 1
     features, found = features_of.of_trained(loaded, 1000, 0, None)
     np.testing.assert_array_equal(features["x"], found)
+    lost = -1
+    assert len(found) == len(features_of.of_trained(loaded, 1000, 0, None)[1]) - 1
+    features, found = features_of.of_trained(loaded, 1000, 0, None)
     count = np.bincount(found[:, 0], minlength=8)
     assert count.sum() == min(rows, np.minimum(np.bincount(labels[:, 0]), of_class).sum())
     assert (count >= 2).all()

@@ -124,7 +124,7 @@ def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp
     loaded = load(directory.root, "0")
     split = loaded.dataset.val.with_rows_of(loaded.dataset.train)
     assert len(split) == len(stored)
-    computed = features_of.outputs(loaded, split, (MAIN,), None)[1]
+    computed = features_of.outputs(loaded, split, (MAIN,), None).features
     np.testing.assert_allclose(computed[layer], stored, atol=2e-3)
     pixels = np.empty((len(split), *bundle.preprocessing.size, 3), np.uint8)
     open_split(loaded.experiment.inputs.config, split).read(split.rows, pixels)

@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 from linnaeus_jax.data.image_sources import open_split
 from linnaeus_jax.inference.bundle.bundle import bundle_of_run
@@ -97,6 +98,35 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
 
 
 @pytest.mark.slow
+def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, one_device, capsys):
+    """Of a run that trains without them; labels stay beside the outputs of their own rows."""
+    config = tiny_config(tmp_path / "data", data__hybrid__file_extension=".png")
+    config.data.hybrid.use_hybrid = config.data.hybrid.allow_missing_images = True
+    config.data.hybrid.images_dir = str(tmp_path)
+    with h5py.File(config.data.h5.images_path) as file, h5py.File(config.data.h5.labels_path, "r+") as labels:
+        for number, pixels in enumerate(file["images"][:]):
+            Image.fromarray(pixels).save(tmp_path / f"image_{number}.png")
+        labels["img_identifiers"][:] = [f"image_{number}" for number in range(len(file["images"]))]
+    save_run(tmp_path / "run", config, {3: 0.2})
+    bundle = bundle_of_run(tmp_path / "run")
+    whole, dataset = read_rows(bundle, novelty=True), evaluation_of(tmp_path / "run").dataset
+    lost = [3, 7]
+    for split in (dataset.val, dataset.train):
+        for row in split.rows[lost]:
+            (tmp_path / f"image_{row}.png").write_bytes(b"no picture")
+    found = read_rows(bundle, novelty=True)
+    assert (whole.total, found.total, len(found.labels)) == (24, 24, 22)
+    np.testing.assert_array_equal(found.labels, np.delete(whole.labels, lost, axis=0))
+    for of_one, of_other in ((found.logits[WITH], whole.logits[WITH]), (found.features, whole.features)):
+        for name, values in of_one.items():
+            np.testing.assert_allclose(values, np.delete(of_other[name], lost, axis=0), atol=1e-5)
+    assert found.trained is not None
+    assert len(found.trained[1]) == len(dataset.train) - 2 == len(next(iter(found.trained[0].values())))
+    assert tool.main([str(tmp_path / "run"), str(tmp_path / "b")]) == 0
+    assert "calibrated on 22 validation rows" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
 def test_of_several_runs(tmp_path, one_device, capsys):
     """Calibrated on what they say together of the rows that none was trained on."""
     save_run(tmp_path / "one", tiny_config(tmp_path / "data"), {3: 0.2})
@@ -123,8 +153,9 @@ def test_of_several_runs(tmp_path, one_device, capsys):
         (together.features, [each.features for each in alone]),
         (together.trained[0], [each.trained[0] for each in alone if each.trained]),
     ):
-        ((layer, x),) = found.items()
-        np.testing.assert_array_equal(x, np.concatenate([each[layer] for each in of_each], axis=1))
+        (end, x), (entering, of_first) = found.items()
+        np.testing.assert_array_equal(x, np.concatenate([each[end] for each in of_each], axis=1))
+        np.testing.assert_array_equal(of_first, of_each[0][entering])
     # what is calibrated is what the bundle gives
     model = load(tmp_path / "b", buckets=(8,))
     loaded = evaluation_of(Path(one))

@@ -8,6 +8,7 @@ untouched part says of a picture still tells them apart, see `FeatureStatistics.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,20 @@ def outside_block(model: ModelFamily, tune: str) -> int | None:
     return block if can_enter(model, block) else None
 
 
+class Outputs(NamedTuple):
+    """Of the n rows of N whose pictures could be read.
+
+    Attributes:
+      logits: phase -> task -> float32 [n, C].
+      features: layer -> float32 [n, D] of the first phase, that of the heads first.
+      read: bool [N].
+    """
+
+    logits: dict[str, dict[str, NDArray[np.float32]]]
+    features: dict[str, NDArray[np.float32]]
+    read: NDArray[np.bool_]
+
+
 def outputs(
     loaded: Loaded,
     split: Split,
@@ -54,8 +69,8 @@ def outputs(
     *,
     features: bool = True,
     stored: bool = False,
-) -> tuple[dict[str, dict[str, NDArray[np.float32]]], dict[str, NDArray[np.float32]]]:
-    """Phase -> task -> logits [n, C] of rows, and layer -> features [n, D] of the first phase, that of the heads first.
+) -> Outputs:
+    """What the model of a run says of rows.
 
     Args:
       features: whether these are wanted.
@@ -74,18 +89,18 @@ def outputs(
     for phase, of in found.predictions.items():
         logits[phase] = {task: z for task, z in of.logits.items() if task not in names}
         layers = layers or {layer: of.logits[name] for name, layer in names.items() if name in of.logits}
-    return logits, layers
+    return Outputs(logits, layers, np.isin(split.rows, found.predictions[phases[0].name].row))
 
 
-def of_rows(loaded: Loaded, split: Split, progress: Progress | None) -> dict[str, NDArray[np.float32]]:
-    """Layer -> features float32 [n, D] of rows."""
-    return outputs(loaded, split, (MAIN,), progress, stored=True)[1]
+def of_rows(loaded: Loaded, split: Split, progress: Progress | None) -> Outputs:
+    """What the model says of rows with all metadata, from what the run has stored of them where it has."""
+    return outputs(loaded, split, (MAIN,), progress, stored=True)
 
 
 def of_trained(
     loaded: Loaded, most: int, seed: int, progress: Progress | None
 ) -> tuple[Mapping[str, NDArray[np.float32]], NDArray[np.int32]]:
-    """Features, see `of_rows`, and labels of at most `OF_CLASS` training rows of each class, and of `TRAINED` if that
+    """Features, see `Outputs`, and labels of at most `OF_CLASS` training rows of each class, and of `TRAINED` if that
     leaves two; at most `most`."""
     split = loaded.dataset.train
     order = np.random.default_rng(seed).permutation(len(split))
@@ -93,4 +108,5 @@ def of_trained(
     least = max(int((number < 2).sum()), TRAINED)
     chosen = order[np.argsort(number, kind="stable")[: int(min(least, (number < OF_CLASS).sum(), most))]]
     split = split.take(np.sort(chosen))
-    return of_rows(loaded, split, progress), split.labels
+    found = of_rows(loaded, split, progress)
+    return found.features, split.labels[found.read]

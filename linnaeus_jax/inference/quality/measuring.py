@@ -214,14 +214,16 @@ def _outputs(
     if folds is not None:
         whole, of_folds = folds
         split = whole.sample(most_rows, seed)
+        if novelty:
+            found = features_of.of_rows(loaded, split, progress)
+            features, split = found.features, split.take(np.flatnonzero(found.read))
         place = {row: at for at, row in enumerate(whole.rows.tolist())}
-        some_rows = some(of_folds, np.array([place[row] for row in split.rows.tolist()]))
+        some_rows = some(of_folds, np.array([place[row] for row in split.rows.tolist()], np.int64))
         logits: dict[str, Logits] = {phase.name: some_rows for phase in phases}  # fitted without metadata
-        features = features_of.of_rows(loaded, split, progress) if novelty else {}
     else:
         split = whole.sample(most_rows, seed)
-        found, features = features_of.outputs(loaded, split, phases, progress, features=novelty)
-        logits = {**found}
+        found = features_of.outputs(loaded, split, phases, progress, features=novelty)
+        logits, features, split = {**found.logits}, found.features, split.take(np.flatnonzero(found.read))
     logits[WITH] = {**logits[WITH], **features}
     test = _test_rows(loaded, most_rows, seed, progress)
     trained = features_of.of_trained(loaded, MOST_ROWS, seed, progress) if novelty and folds is None else None
