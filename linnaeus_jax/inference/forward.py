@@ -113,8 +113,10 @@ def of_runs(found: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) ->
 
 def layers_of(model: ModelFamily) -> tuple[str, ...]:
     """Vectors for the heads that cost nothing beside the logits: tokens of metadata would need a second pass for the
-    trunk, for which `FUSED` with nothing known is the same."""
-    return (TRUNK, FUSED) if model.fuses_late else (FUSED,)
+    trunk, for which `FUSED` with nothing known is the same; without metadata both are one."""
+    if not model.fuses_late:
+        return (FUSED,)
+    return (TRUNK, FUSED) if model.components else (TRUNK,)
 
 
 def every_layer(bundle: Bundle) -> tuple[str, ...]:

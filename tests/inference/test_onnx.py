@@ -27,9 +27,10 @@ from linnaeus_jax.inference import onnx_program
 from linnaeus_jax.inference.bundle.files import write_bundle
 from linnaeus_jax.inference.files import onnx_int8
 from linnaeus_jax.inference.files.exporting import CLASSES, EXAMPLE, ONNX, ONNX_EXAMPLE, ONNX_INT8
-from linnaeus_jax.inference.forward import FUSED, TRUNK, Forward
+from linnaeus_jax.inference.forward import BLOCK, FUSED, TRUNK, Forward, layers_of
 from linnaeus_jax.inference.model import load
 from linnaeus_jax.inference.onnx_forward import OnnxForward, in_onnxruntime
+from linnaeus_jax.inference.quality.features import outside_block
 from linnaeus_jax.models.names import initial_variables
 from linnaeus_jax.registry import MODELS
 from linnaeus_jax.tools import export
@@ -150,12 +151,15 @@ def test_a_strange_program_is_one_line(bundle):
 @pytest.mark.parametrize("family", [*MODELS])
 @pytest.mark.parametrize("components", [(), (("TEMPORAL", 2), ("SPATIAL", 3))], ids=["alone", "with metadata"])
 def test_every_family(bundle, family, components):
-    """`onnx_program` compares them itself."""
+    """With the layers that a bundle of a run has; `onnx_program` compares them itself."""
     classes = {task: len(ids) for task, ids in bundle.taxonomy.classes.items()}
     model = build(type=family, components=components, num_classes=classes, img_size=32, **ALSO.get(family, {}))
     other = dataclasses.replace(bundle, model=model, variables=initial_variables(model, jax.random.key(0)))
-    there = onnx_program.session(onnx_program.onnx_program(other, ""))
+    block = outside_block(model, "full")
+    layers = [*layers_of(model), *([] if block is None else [f"{BLOCK}{block}"])]
+    there = onnx_program.session(onnx_program.onnx_program(other, "", layers))
     assert len(there.get_inputs()) == (3 if components else 1)
+    assert [output.name for output in there.get_outputs()] == [*other.tasks, *layers]
 
 
 #: scanned layers, which are translated one by one

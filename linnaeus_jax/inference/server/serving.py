@@ -205,7 +205,7 @@ class Service:
         """`PredictionOut` as JSON types, since its pydantic type takes longer than the rest; or float32 vectors [D]; or
         of pictures that are answered together evidence [P], inputs, notes and options."""
         if isinstance(options, VectorOptions):
-            vectors = logits.get(options.layer, logits[FUSED])
+            vectors = logits[options.layer if options.layer in logits else FUSED]
             return list(unit(vectors) if options.normalize else vectors)
         if isinstance(options, TogetherOptions):
             return list(zip(self._pooling.terms(logits)[:, 0], inputs, notes, itertools.repeat(options.options)))
