@@ -134,7 +134,7 @@ def evaluate(
     Args:
       batch_size: 0: as the run validated; rounded up to a multiple of the devices here.
       predictions, logits, vectors: what to keep of single rows.
-      entering: block, of which the vectors `ENTERING` are; that of `source` where it gives no pictures.
+      entering: block, of which the vectors `ENTERING` are; there are none where `source` gives what enters another.
       source: of what the model is given; None: the pictures of the split.
       progress: is called with (batches read, batches).
 

@@ -67,7 +67,7 @@ class EvaluationProgram:
     null_possible: bool
     extras: PhaseExtras
     block: int | None = None  # see `Objective.block`
-    entering: int | None = None  # block, `block` where that is set; what enters it is a vector of every row, too
+    entering: int | None = None  # block; what enters it is a vector of every row, too, unless another one is entered
 
     def features(self, params: Any, model_state: Any, image: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         """uint8 [B, H, W, 3], or what enters a block of the model -> output of the stages that see no metadata, and
@@ -75,7 +75,7 @@ class EvaluationProgram:
         variables: Any = {"params": params, **model_state}
         if self.block is not None:
             features: Any = self.model.apply(variables, image, self.block, method="forward_suffix")
-            return features, {} if self.entering is None else {ENTERING: mean_over_places(image)}
+            return features, {ENTERING: mean_over_places(image)} if self.entering == self.block else {}
         pixels = normalize(image, self.preprocessing.mean, self.preprocessing.std)
         if self.entering is None:
             features = self.model.apply(variables, pixels, method="encode_image")

@@ -214,6 +214,8 @@ def test_what_is_outside_follows_in_its_own_layer(kept, tmp_path):
         kept, statistics=statistics, exemplars=dataclasses.replace(old, outside=before(old.x))
     )
     both.exemplars.write(tmp_path / EXEMPLARS)
+    with pytest.raises(UserError, match="kept rows have 0 features of what is outside, and its statistics 3; make it"):
+        check_extendable(dataclasses.replace(both, exemplars=old))
     read = dataclasses.replace(both, exemplars=Exemplars.read(tmp_path / EXEMPLARS, kept.taxonomy))
     assert layers_to_extend(read) == layers
     taxonomy, label = grown_taxonomy(kept.taxonomy, kept.tasks, np.repeat(PATHS[:1], 30, axis=0), NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -19,7 +20,7 @@ from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.run.evaluate import EvaluateError, parse_phases
 from linnaeus_jax.run.inputs import Inputs, split_arrays
 from linnaeus_jax.step import placement, row_scores
-from linnaeus_jax.step.evaluation import Evaluation, Evaluator
+from linnaeus_jax.step.evaluation import ENTERING, Evaluation, EvaluationProgram, Evaluator
 from linnaeus_jax.step.placement import Placement
 from linnaeus_jax.step.program import Program
 from linnaeus_jax.step.row_scores import update_curves
@@ -327,3 +328,14 @@ def test_phase_names(names, components, masks) -> None:
 def test_wrong_phase_names(names) -> None:
     with pytest.raises(EvaluateError, match=rf"'{names}' is no phase.*TEMPORAL, SPATIAL"):
         parse_phases(names, COMPONENTS)
+
+
+def test_what_enters_a_block_is_that_of_no_other():
+    """Of data that enter one, where the features of another are wanted."""
+    evaluation: Any = SimpleNamespace(block=1, model=SimpleNamespace(apply=lambda variables, x, block, method: x))
+    x = jnp.arange(24.0).reshape(2, 2, 2, 3)
+    for entering, found in ((None, False), (2, False), (1, True)):
+        evaluation.entering = entering
+        _, vectors = EvaluationProgram.features(evaluation, {}, {}, x)
+        assert (ENTERING in vectors) == found
+    np.testing.assert_allclose(vectors[ENTERING], np.mean(x, axis=(1, 2)))

@@ -45,10 +45,18 @@ def check_extendable(bundle: Bundle) -> Exemplars:
     elif bundle.exemplars.x.shape[1] != (width := len(_heads(bundle)[bundle.tasks[0]][0])):
         there = bundle.exemplars.x.shape[1]
         why = f"its kept rows have {there} features, and its heads {width}: they are of another model"
+    elif bundle.exemplars.outside.shape[1] != (width := _outside_width(bundle)):
+        there = bundle.exemplars.outside.shape[1]
+        why = f"its kept rows have {there} features of what is outside, and its statistics {width}; make it again"
     if why:
         raise UserError(f"{bundle.source} cannot be extended: {why}")
     assert bundle.exemplars is not None
     return bundle.exemplars
+
+
+def _outside_width(bundle: Bundle) -> int:
+    outside = None if bundle.statistics is None else bundle.statistics.outside
+    return 0 if outside is None else outside.mean.shape[1]
 
 
 def _heads(bundle: Bundle) -> dict[str, Affine]:
@@ -112,8 +120,7 @@ def extended(
     fits = None if kept.logits else (features_of(rows.fits), rows.label[rows.fits])
     measured_rows = Rows(
         {WITH: logits}, label, (), len(label), {}, folds=bool(kept.logits), features=features_of(at),
-        trained=fits,
-        added=int((~trained).sum()),
+        trained=fits, added=int((~trained).sum()),
     )  # fmt: skip
     measured = measure(measured_rows, new)
     new = calibrated(new, measured)
