@@ -184,7 +184,7 @@ def test_build_md_names_files_that_exist():
 
 
 #: what of the reading order -> most files, most lines of code, imports among them
-READING = {"**One update**": (14, 1_800), "**The end of an epoch, and going on**": (24, 3_250)}
+READING = {"**One update**": (14, 1_800), "**The end of an epoch, and going on**": (24, 3_000)}
 #: functions on it may have this many lines; the loop may have more
 LONGEST_READ = 60
 

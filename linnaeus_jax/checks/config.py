@@ -40,7 +40,7 @@ from linnaeus_jax.learning.losses import TAXONOMY, make_criterion
 from linnaeus_jax.learning.optimizers import read_groups
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import ModelFamily, build_model
-from linnaeus_jax.models.family import split_block
+from linnaeus_jax.models.factory import split_block
 from linnaeus_jax.registry import MODELS, SCHEDULES
 from linnaeus_jax.schedules.early_stop import parse_metric_name, ranking_key
 from linnaeus_jax.schedules.kinds import configured_kind

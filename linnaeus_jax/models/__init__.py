@@ -2,7 +2,8 @@
 
 from linnaeus_jax.models.convnext_family import ConvNeXt
 from linnaeus_jax.models.efficientnet import EfficientNet
-from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.models.factory import build_model
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, HierarchicalHead
 from linnaeus_jax.models.joined import Joined
 from linnaeus_jax.models.mformer_v0 import MFormerV0

@@ -1,9 +1,9 @@
-"""What a model family is, and how one is built from the `model` section of the configuration."""
+"""What a model family is; `models/factory.py` builds one."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -13,10 +13,9 @@ import numpy as np
 
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models.fusion import LateFusion
-from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec, Parents, head_specs
+from linnaeus_jax.models.heads import ClassificationHeads, HeadSpec
 from linnaeus_jax.models.layers import Dtype
 from linnaeus_jax.models.settings import Settings
-from linnaeus_jax.registry import MODELS
 
 #: random streams that a model may draw from in training
 RNG_STREAMS = ("dropout", "drop_path", "gumbel")
@@ -163,7 +162,7 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
         """Returns {task: float32 logits [B, C]} in task order.
 
         Args:
-          image_BHWC: float [B, H, W, 3], already normalised; with `block` what enters that block, see `enter`.
+          image_BHWC: float [B, H, W, 3], already normalised; with `block` what enters that block, see `forward_prefix`.
           meta_BD: float [B, sum of the components' columns]; a masked component is zero, None is all zero.
           meta_valid_BK: bool [B, K], present and unmasked components; None: all of a `meta_BD` that is given.
           row_weight_B: float [B]; rows of weight 0 fill up a batch and count in no statistic of it. None: all count.
@@ -236,96 +235,3 @@ class ModelFamily(Settings, nn.Module, kw_only=True):
         """Features [B, D] -> {task: float32 logits [B, C]}."""
         logits: dict[str, jax.Array] = self.head(feats_BD, train=train, refine=refine)
         return logits
-
-
-def split_block(model: ModelFamily, tune: str) -> int | None:
-    """Block of a model that stored inputs enter: `full` None, `head` all, `last:N` and `auto:N` all but the last N.
-
-    Raises:
-      InputError: another text, or a model that cannot be cut there.
-    """
-    if tune == "full":
-        return None
-    if not model.trunk_blocks and model.metadata_fusion == TOKENS and model.fusions[0] == LATE:
-        raise InputError(
-            f"train.tune = {tune!r} needs a trunk that no metadata enter, but model.metadata_fusion is 'tokens'; use "
-            "model.metadata_fusion='late', or train.tune='full'"
-        )
-    if not model.trunk_blocks:
-        families = ", ".join(
-            name for name, family in MODELS.entries.items() if family.forward_prefix is not ModelFamily.forward_prefix
-        )
-        raise InputError(
-            f"train.tune = {tune!r} needs a family whose trunk can be cut: {families}; model.type is "
-            f"{type(model).__name__}: use train.tune='full'"
-        )
-    if tune == "head":
-        return model.trunk_blocks
-    kind, _, count = tune.partition(":")
-    if (
-        kind not in ("last", "auto")
-        or not count.isascii()
-        or not count.isdecimal()
-        or not 1 <= int(count[:9]) <= model.trunk_blocks
-    ):
-        raise InputError(
-            f"train.tune = {tune!r} is unknown; use full, head, last:N or auto:N with N from 1 to "
-            f"{model.trunk_blocks}, the blocks of this model"
-        )
-    return model.trunk_blocks - int(count)
-
-
-def build_model(
-    model: Mapping[str, Any],
-    *,
-    components: Sequence[tuple[str, int]],
-    num_classes: Mapping[str, int],
-    img_size: int,
-    parents: Mapping[str, Parents] | None = None,
-    dtype: Dtype = jnp.float32,
-    remat: bool = False,
-) -> ModelFamily:
-    """The model that a `model` section describes, sized for the data; see `ModelFamily` for the fields.
-
-    Args:
-      model: the `model` section of a configuration, e.g. `get_config().model`.
-      num_classes: task -> number of classes, in the order of the returned logits.
-      img_size: side of the images in pixels.
-      parents: task -> parent of each class, an index into the next task's classes or -1; for hierarchical heads.
-
-    Raises:
-      ValueError: settings that do not fit, one line each with key, value and fix.
-    """
-    family, variant = MODELS[model["type"]], model["variant"]
-    if family.variants and variant not in family.variants:
-        choices = ", ".join(family.variants)
-        raise InputError(f"model.variant = {variant!r} is unknown for {model['type']}; choose one of {choices}")
-    built: ModelFamily = family.build(
-        model,
-        components=tuple(components),
-        head_specs=head_specs(
-            num_classes,
-            model["classification"]["heads"],
-            parents=parents or {},
-            hierarchy_mode=model["classification"]["hierarchy_mode"],
-        ),
-        img_size=(img_size, img_size),
-        dtype=dtype,
-        remat=remat,
-        missing_metadata=model["missing_metadata"],
-        metadata_fusion=_fusion(family, model),
-        weight_init=model.get("weight_init", "normal"),
-    )
-    return built
-
-
-def _fusion(family: type[ModelFamily], model: Mapping[str, Any]) -> str:
-    """How metadata join: what is given, else the default of the family; "" of one that says nothing of it."""
-    given = model.get("metadata_fusion", "")
-    choices = family.fusions or ((LATE,) if family.encode_tokens is ModelFamily.encode_tokens else ())
-    if given and given not in choices:
-        raise InputError(
-            f"model.metadata_fusion = {given!r} is not for model.type = {model['type']!r}"
-            + (f"; choose one of {', '.join(choices)}" if choices else ", which has its own way; leave it empty")
-        )
-    return str(given or (choices[0] if choices else ""))

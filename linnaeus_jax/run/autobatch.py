@@ -72,6 +72,24 @@ def device_budget(config: Config) -> int:
     return int(limit * settings.target_memory_fraction)
 
 
+def choose_batch(config: Config, earlier: int | None, step_memory: Callable[[], StepMemory]) -> int:
+    """Rows on each device of a configuration with `data.autobatch.enabled`.
+
+    Args:
+      earlier: those of the run that goes on, which are kept; None: the most that fit are taken.
+      step_memory: called where they are to be found.
+
+    Raises:
+      UserError: none fit, or nobody knows how much memory there is.
+    """
+    rows = earlier
+    if rows is None:
+        budget = device_budget(config)
+        rows = largest_batch(config, jax.device_count(), budget, step_memory()).rows
+    log.info("autobatch: data.batch_size_per_device = %d", rows)
+    return rows
+
+
 def largest_batch(config: Config, devices: int, budget: int, memory: StepMemory) -> Fit:
     """The most rows within `data.autobatch.min_batch_size` and `max_batch_size` that the sampler allows and that fit.
 

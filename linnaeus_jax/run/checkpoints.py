@@ -11,12 +11,11 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -43,7 +42,6 @@ from linnaeus_jax.run.retention import Current, LatestN, PreservationPolicy, pre
 from linnaeus_jax.system import write_error
 
 log = logging.getLogger("linnaeus_jax")
-T = TypeVar("T")
 
 #: of the directory of one checkpoint, before `_<step>`
 STEP_PREFIX = "ckpt_step"
@@ -174,7 +172,7 @@ class Checkpoints:
             except CheckpointError:
                 raise
             except Exception as error:
-                failures[step] = self._unreadable(step, error)
+                failures[step] = self.why_unreadable(step, error)
                 continue
             for damaged, reason in failures.items():
                 self.quarantine(damaged, reason)
@@ -187,7 +185,7 @@ class Checkpoints:
             )
         return None
 
-    def _unreadable(self, step: int, error: Exception) -> str:
+    def why_unreadable(self, step: int, error: Exception) -> str:
         """Why a checkpoint cannot be read; CheckpointError where that is the storage's fault."""
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         if is_storage_error(error):
@@ -223,43 +221,19 @@ class Checkpoints:
           DamagedFileError: a file is not what was written.
         """
         check_digests(self.path(step), "state", step)
-        stored = self._manager.item_metadata(step)["state"]
-        if stored is None:
+        tree = self.stored_tree(step)
+        if tree is None:
             raise ValueError("the array metadata is missing")
         sharding = jax.tree.leaves(abstract_state)[0].sharding
         for name in as_stored:
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), stored.tree[name]
-            )
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree[name])
             abstract_state = abstract_state.replace(**{name: shapes})
-        if difference := tree_difference(stored.tree, abstract_state):
+        if difference := tree_difference(tree, abstract_state):
             where = f"checkpoint {step} in {self.directory}"
             raise CheckpointError(f"{where} belongs to another model or optimizer: {difference}; {OTHER_RUN}")
         return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state)))[
             "state"
         ]
-
-    def read_arrays(self, step: int, fields: Sequence[str]) -> dict[str, Any]:
-        """Some fields of the state of one checkpoint, as trees of numpy arrays; a field without arrays is {} or None.
-
-        Raises:
-          CheckpointError: they cannot be read.
-        """
-
-        def read() -> dict[str, Any]:
-            check_digests(self.path(step), "state", step)
-            stored = self._manager.item_metadata(step)["state"].tree
-            wanted = {name: stored[name] for name in fields if jax.tree.leaves(stored[name])}
-            args = ocp.args.PyTreeRestore(
-                item=wanted,
-                restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
-                partial_restore=True,
-            )
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-                arrays = reader.restore(self.path(step) / "state", args=args)
-            return {name: arrays.get(name, stored[name]) for name in fields}
-
-        return self._read_this(step, read)
 
     def path(self, step: int) -> Path:
         """The directory of one checkpoint."""
@@ -267,8 +241,13 @@ class Checkpoints:
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the arrays of one checkpoint; empty where they cannot be told."""
+        tree = self.stored_tree(step)
+        return {} if tree is None else leaf_shapes(tree)
+
+    def stored_tree(self, step: int) -> Any:
+        """The state of one checkpoint with shapes and dtypes in place of arrays; None where they cannot be told."""
         stored = self._manager.item_metadata(step)["state"]
-        return {} if stored is None else leaf_shapes(stored.tree)
+        return None if stored is None else stored.tree
 
     def meta(self, step: int) -> dict[str, Any]:
         """The host part of one checkpoint alone.
@@ -290,33 +269,6 @@ class Checkpoints:
                 log.info("%s: an earlier version wrote it, without its step; its name counts", self.path(step))
         return _with_host(meta, revived)
 
-    def readable_meta(self, step: int) -> dict[str, Any]:
-        """`meta` for a caller who wants this checkpoint and no other.
-
-        Raises:
-          CheckpointError: it cannot be read.
-        """
-        return self._read_this(step, functools.partial(self.meta, step))
-
-    def readable_state(self, step: int, abstract_state: Any, as_stored: tuple[str, ...] = ()) -> Any:
-        """`restore` for a caller who wants this checkpoint and no other.
-
-        Raises:
-          CheckpointError: it cannot be read.
-        """
-        return self._read_this(step, functools.partial(self.restore, step, abstract_state, as_stored))
-
-    def _read_this(self, step: int, read: Callable[[], T]) -> T:
-        try:
-            return with_retry(read)
-        except CheckpointError:
-            raise
-        except Exception as error:  # a damaged file may raise anything
-            text = self._unreadable(step, error)
-            raise CheckpointError(
-                f"checkpoint {step} in {self.directory} cannot be read ({text}); choose another"
-            ) from error
-
     def newest_meta(self) -> dict[str, Any] | None:
         """The host part of the newest checkpoint whose host part can be read; None without any.
 
@@ -329,7 +281,7 @@ class Checkpoints:
             try:
                 return with_retry(functools.partial(self.meta, step))
             except Exception as error:  # of damage: `restore_newest` reports it
-                self._unreadable(step, error)
+                self.why_unreadable(step, error)
         return None
 
     def boundary_file(self, step: int) -> Path:

@@ -14,11 +14,10 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from linnaeus_jax.data.splits import Split
-from linnaeus_jax.files import DamagedFileError, RunDirectory, read_json, sync_tree, write_json
+from linnaeus_jax.files import sync_tree, write_json
 from linnaeus_jax.metrics.console_lines import epoch_line
 from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
@@ -26,9 +25,9 @@ from linnaeus_jax.reporting.logs import console_level
 from linnaeus_jax.reporting.mistakes import MISTAKES_FILE, write_mistakes
 from linnaeus_jax.reporting.sinks import Sinks
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.damaged_files import set_damaged_aside
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
-from linnaeus_jax.run.read_errors import is_storage_error, with_retry
 from linnaeus_jax.run.remote_sync import RemoteSync
 from linnaeus_jax.run.resume import save
 from linnaeus_jax.run.training_rows import measure_training_rows
@@ -185,7 +184,7 @@ class EpochEnd:
         for name, values in evaluation.metrics.items():
             self.experiment.debug.reports.say("phase", name, evaluation.sums[name], values)
         if self.experiment.is_coordinator:
-            _set_damaged_aside(self.experiment.directory, root / CURVES_FILE, root / MISTAKES_FILE)
+            set_damaged_aside(self.experiment.directory, root / CURVES_FILE, root / MISTAKES_FILE)
             with self.experiment.directory.writing(root / CURVES_FILE, root / MISTAKES_FILE):
                 update_curves(root / CURVES_FILE, evaluation.curves)
                 if evaluation.mistakes:
@@ -242,26 +241,3 @@ class EpochEnd:
             self._checkpoints.finish_boundary(self.host.progress.global_step, self.host.to_json())
         if self._sync is not None:
             self._sync.request()
-
-
-def _set_damaged_aside(directory: RunDirectory, *paths: Path) -> None:
-    """Renames results of earlier validations that are not what was written, so that no new ones join them.
-
-    Raises:
-      OSError: they cannot be read; they may be as they should be.
-    """
-
-    def read(path: Path) -> None:
-        directory.check(path)
-        if path.exists():
-            read_json(path)
-
-    for path in paths:
-        try:
-            with_retry(functools.partial(read, path))
-        except (DamagedFileError, OSError) as error:
-            if is_storage_error(error):
-                raise
-            log.warning("%s; it is set aside", error)
-            if path.exists():
-                path.replace(path.with_name(f"{path.name}.damaged"))

@@ -26,6 +26,7 @@ from linnaeus_jax.metrics import phases, table
 from linnaeus_jax.metrics.phases import Phase
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.chosen_checkpoint import read_meta, restore_state
 from linnaeus_jax.run.experiment import Experiment, evaluation_experiment
 from linnaeus_jax.run.identity import training_rows
 from linnaeus_jax.run.saved_weights import choose_checkpoint, run_directory
@@ -69,7 +70,7 @@ def load(run: Path, checkpoint: str = "best") -> Loaded:
     config = config_from_json(directory.read_json(directory.config_json))
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, checkpoint)
-        meta = checkpoints.readable_meta(step)
+        meta = read_meta(checkpoints, step)
         keep(config, config_from_json(meta["config"]), PREPROCESSING_KEYS, f"checkpoint {step}")
         schedule = ResolvedSchedule.from_dict(meta["schedule"])
         experiment = evaluation_experiment(config, directory, schedule)
@@ -81,7 +82,7 @@ def load(run: Path, checkpoint: str = "best") -> Loaded:
                 "trained on"
             )
         abstract = experiment.abstract_state.arrays
-        state = checkpoints.readable_state(step, abstract, as_stored=("opt_state",))
+        state = restore_state(checkpoints, step, abstract, as_stored=("opt_state",))
         host = checkpoints.finished_boundary(step) or meta["host"]
     offered = table.keys("val", experiment.inputs.dataset.tasks)
     measured = [name.removeprefix("val/") for name in host["tracker"]["metrics"] if name.startswith("val/")]

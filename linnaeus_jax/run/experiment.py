@@ -225,7 +225,8 @@ def _planned(
         auto_resume = config.train.auto_resume
         if config.data.autobatch.enabled:
             goes_on = auto_resume and resumes
-            rows = choose_batch(config, directory, resumes=goes_on, initial_weights=weights_of, source=source)
+            memory = functools.partial(step_memory, config, directory, weights_of, source)
+            rows = autobatch.choose_batch(config, autobatch.earlier_rows(directory) if goes_on else None, memory)
             tree.data.batch_size, tree.data.batch_size_per_device = None, rows
             config = typed(tree)
         placement = Placement(fsdp=config.parallel.fsdp)
@@ -308,29 +309,6 @@ def step_memory(
         return max(step.memory_bytes for step in (*steps.values(), *detector))
 
     return memory
-
-
-def choose_batch(
-    config: Config,
-    directory: RunDirectory,
-    *,
-    resumes: bool,
-    initial_weights: InitialWeights | None = None,
-    source: StateFile | None = None,
-) -> int:
-    """Rows on each device of a configuration with `data.autobatch.enabled`: those of the run that goes on, else the
-    most that fit.
-
-    Raises:
-      UserError: there is none, or nobody knows how much memory there is.
-    """
-    rows = autobatch.earlier_rows(directory) if resumes else None
-    if rows is None:
-        budget = autobatch.device_budget(config)
-        memory = step_memory(config, directory, initial_weights, source)
-        rows = autobatch.largest_batch(config, jax.device_count(), budget, memory).rows
-    log.info("autobatch: data.batch_size_per_device = %d", rows)
-    return rows
 
 
 def agreement_payload(experiment: Experiment) -> dict[str, Any]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from linnaeus_jax import versions
-from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read_json, write_json
 from linnaeus_jax.models.batch_norm import MOMENT_COUNTS, stored_moment_counts
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.run.checkpoint_trees import leaf_shapes
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.run.damaged_files import note_damaged_log
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import identity_error, plan_error, plan_identity, resume_notes, unchecked
@@ -144,28 +142,3 @@ def _start(experiment: Experiment) -> Restored:
         with directory.writing(directory.metrics_log):
             MetricsLog(directory.metrics_log).supersede(-1, frozenset())  # of a run without any checkpoint
     return Restored(experiment.initial_state(), None, rerun_epoch_end=False)
-
-
-def note_damaged_log(directory: RunDirectory, step: int, *, expected: bool) -> None:
-    """Says that the metrics log is damaged or missing, here and for the report, and keeps what else holds its rows.
-
-    Args:
-      step: updates completed.
-      expected: rows were written before.
-    """
-    path = directory.metrics_log
-    try:
-        reason = directory.damage(path)
-    except DamagedFileError as error:
-        log.warning("%s", error)  # files that are written again below
-        reason = ""
-    if expected and not path.is_file():
-        reason = "is missing"
-    if not reason:
-        return
-    log.warning("%s %s: rows up to update %d are gone or wrong; training goes on", path, reason, step)
-    noted = directory.logs / DAMAGED_LOG
-    write_json(noted, {**(read_json(noted) if noted.is_file() else {}), str(step): reason})
-    events = directory.logs / "tensorboard"
-    if events.is_dir():  # it would be written anew from the metrics log
-        os.replace(events, directory.logs / f"tensorboard_before_update_{step}.{time.strftime('%Y%m%d_%H%M%S')}")

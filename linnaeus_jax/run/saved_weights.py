@@ -19,9 +19,11 @@ from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.files import RunDirectory, damage_of, read_json
-from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.models.factory import build_model
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.models.names import params_to_torch
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.chosen_checkpoint import read_arrays, read_meta
 from linnaeus_jax.run.retention import best_checkpoint
 from linnaeus_jax.taxonomy.tree import parents_of
 from linnaeus_jax.weights.classes import ids_of_maps
@@ -114,7 +116,7 @@ def choose_checkpoint(checkpoints: Checkpoints, which: str) -> int:
     if which == "newest":
         return steps[-1]
     if which == "best":
-        newest = checkpoints.finished_boundary(steps[-1]) or checkpoints.readable_meta(steps[-1])["host"]
+        newest = checkpoints.finished_boundary(steps[-1]) or read_meta(checkpoints, steps[-1])["host"]
         best = best_checkpoint({int(step): entry for step, entry in newest["ranking"].items()}, steps)
         if best is None:
             log.warning("no checkpoint in %s was ranked by a validation; the newest is used", checkpoints.directory)
@@ -141,8 +143,8 @@ def read_run(run: Path, which: str | int = "best", weights: str = "ema") -> Save
     directory = run_directory(Path(run).expanduser())
     with contextlib.closing(Checkpoints(directory.checkpoints, read_only=True)) as checkpoints:
         step = choose_checkpoint(checkpoints, str(which))
-        meta = checkpoints.readable_meta(step)
-        trees = checkpoints.read_arrays(step, ("params", "model_state", "ema"))
+        meta = read_meta(checkpoints, step)
+        trees = read_arrays(checkpoints, step, ("params", "model_state", "ema"))
         path = checkpoints.path(step)
     identity, config = meta["identity"], typed(config_from_json(meta["config"]))
     if config.model.attn_impl == "cudnn":  # it needs a GPU and bfloat16; here weights are of float32, for any device

@@ -29,7 +29,7 @@ from linnaeus_jax.metrics.phases import REGISTERED
 from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.models import HeadSpec, ModelFamily, ParameterInfo, build_model, initial_variables, parameter_table
 from linnaeus_jax.models.batch_norm import with_moment_counts
-from linnaeus_jax.models.family import split_block
+from linnaeus_jax.models.factory import split_block
 from linnaeus_jax.models.names import entered, trained_from
 from linnaeus_jax.schedules import early_stop
 from linnaeus_jax.schedules.learning_rate import build_scheduler

@@ -31,6 +31,7 @@ import jax
 import numpy as np
 
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.chosen_checkpoint import read_arrays
 from tests.campaign.case import Case, Ended, Outcome, run_program
 from tests.forks import MAIN, call
 from tests.tiny import write_tiny_data
@@ -134,7 +135,7 @@ def _result(run: Path) -> tuple[list[Any], list[Any]]:
     rows = [{k: v for k, v in json.loads(line).items() if not TIMES.search(k)} for line in lines]
     rows.sort(key=lambda row: (row["global_step"], row["event"]))
     with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
-        tree = checkpoints.read_arrays(checkpoints.steps()[-1], ("params",))
+        tree = read_arrays(checkpoints, checkpoints.steps()[-1], ("params",))
     return rows, [(jax.tree_util.keystr(k), np.asarray(v).tobytes()) for k, v in jax.tree.leaves_with_path(tree)]
 
 

@@ -24,7 +24,7 @@ from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.forward import FUSED
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.factory import build_model
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.taxonomy.tree import TaxonomyTree

@@ -28,7 +28,7 @@ from linnaeus_jax.inference.onnx_program import onnx_program
 from linnaeus_jax.inference.paths import log_softmax
 from linnaeus_jax.inference.quality import measuring
 from linnaeus_jax.inference.quality.card import write_card
-from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.factory import build_model
 from linnaeus_jax.models.names import initial_variables
 from linnaeus_jax.run.saved_weights import run_state_of
 from linnaeus_jax.weights.files import read_state, write_state

@@ -11,7 +11,7 @@ from linnaeus_jax import backend
 from linnaeus_jax.config.defaults import get_config
 from linnaeus_jax.config.tree import assign
 from linnaeus_jax.models import layers, operations, rotary, transformer
-from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.factory import build_model
 from linnaeus_jax.models.names import abstract_variables
 
 CLASSES = {"taxa_L10": 7, "taxa_L20": 4}

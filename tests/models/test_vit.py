@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.mistakes import InputError
-from linnaeus_jax.models.family import split_block
+from linnaeus_jax.models.factory import split_block
 from linnaeus_jax.models.names import abstract_variables, initial_variables, named_leaves, trained_from
 from tests.models.builds import build
 from tests.models.test_contract import COMPONENTS, SIZE, TASKS, jit, random_variables

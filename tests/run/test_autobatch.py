@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -119,9 +120,10 @@ def test_a_run_that_goes_on_keeps_its_batch(tmp_path: Path) -> None:
     config = settings(tmp_path, enabled=True, device_memory_gb=1.0)
     directory = RunDirectory(tmp_path / "run")
     assert autobatch.earlier_rows(directory) is None
+    never: Any = None
     directory.root.mkdir()
     directory.config_json.write_text(json.dumps({"data": {"batch_size_per_device": 6, "autobatch": {"enabled": True}}}))
-    assert experiment.choose_batch(typed(config), directory, resumes=True) == 6
+    assert autobatch.choose_batch(typed(config), autobatch.earlier_rows(directory), never) == 6
     directory.config_json.write_text(
         json.dumps({"data": {"batch_size_per_device": 6, "autobatch": {"enabled": False}}})
     )

@@ -11,8 +11,8 @@ from linnaeus_jax.files import DAMAGED_LOG, DamagedFileError, RunDirectory, read
 from linnaeus_jax.reporting.class_tables import CURVES_FILE
 from linnaeus_jax.reporting.report import warnings
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.run import epoch_end, read_errors
-from linnaeus_jax.run.resume import note_damaged_log
+from linnaeus_jax.run import read_errors
+from linnaeus_jax.run.damaged_files import note_damaged_log, set_damaged_aside
 from linnaeus_jax.tools import report
 from tests.reporting.helpers import make_run
 
@@ -95,9 +95,9 @@ def test_only_damaged_results_are_set_aside(run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "check", fails)
         with pytest.raises(OSError, match="Input/output error"):
-            epoch_end._set_damaged_aside(run, curves)
+            set_damaged_aside(run, curves)
     assert curves.read_bytes() == content
     flip(curves, b"1", b"2")
-    epoch_end._set_damaged_aside(run, curves)
+    set_damaged_aside(run, curves)
     assert not curves.exists()
     assert curves.with_name(f"{curves.name}.damaged").exists()

@@ -17,6 +17,7 @@ from orbax.checkpoint.path import atomicity
 from linnaeus_jax.files import DIGESTS, UNREADABLE_CHECKPOINTS, sealed
 from linnaeus_jax.run import checkpoints as module
 from linnaeus_jax.run.checkpoints import CheckpointError, Checkpoints
+from linnaeus_jax.run.chosen_checkpoint import read_arrays, read_meta, restore_state
 from linnaeus_jax.run.retention import retention_policy
 
 #: of an event of a call: how it is called
@@ -160,11 +161,11 @@ def test_a_checkpoint_under_another_name_is_refused_and_the_one_before_counts(op
     with pytest.raises(
         CheckpointError, match=r"ckpt_step_30 is named after update 30, but was written after update 20"
     ):
-        again.readable_meta(30)
+        read_meta(again, 30)
     with pytest.raises(CheckpointError, match="it was renamed or copied"):
-        again.readable_state(30, abstract(state()))
+        restore_state(again, 30, abstract(state()))
     with pytest.raises(CheckpointError, match="it was renamed or copied"):
-        again.read_arrays(30, ("params",))
+        read_arrays(again, 30, ("params",))
     step, _, _ = again.restore_newest(abstract(state()))
     assert step == (10 if how is os.rename else 20)
     (aside,) = (again.directory.parent / UNREADABLE_CHECKPOINTS).glob("ckpt_step_30.*")

@@ -17,6 +17,7 @@ from linnaeus_jax.models import initial_variables
 from linnaeus_jax.models.names import abstract_variables
 from linnaeus_jax.reporting.metrics_log import Row
 from linnaeus_jax.run.checkpoints import Checkpoints
+from linnaeus_jax.run.chosen_checkpoint import read_arrays
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.identity import FREE_MODEL_FIELDS, resume_notes, without_effect
 from linnaeus_jax.run.ranking import rank_anew
@@ -166,5 +167,5 @@ def test_a_resumed_run_takes_another_ranking_metric_and_other_task_weights(tmp_p
         best = max(logged, key=lambda step: (logged[step]["val/acc1_taxa_L30"], -step))
         assert choose_checkpoint(checkpoints, "best") == best
         if epochs == 3:
-            weights = checkpoints.read_arrays(checkpoints.steps()[-1], ("gradnorm",))["gradnorm"]
+            weights = read_arrays(checkpoints, checkpoints.steps()[-1], ("gradnorm",))["gradnorm"]
             assert [3.0, 2.0, 0.5] in [np.asarray(x).tolist() for x in jax.tree.leaves(weights)]

@@ -16,7 +16,7 @@ _MLP_RATIO = key(
 )
 
 MODEL = dict(
-    type=key("mFormerV1", "model family", choices="linnaeus_jax.models.family:MODELS", refused_elsewhere=True),
+    type=key("mFormerV1", "model family", choices="linnaeus_jax.models.factory:MODELS", refused_elsewhere=True),
     variant=key("sm", "size of the family; the keys below override it where they are set"),
     drop_rate=key(
         (),

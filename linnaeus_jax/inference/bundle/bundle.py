@@ -18,7 +18,8 @@ from linnaeus_jax.files import RunDirectory, read_json
 from linnaeus_jax.inference.bundle.exemplars import Exemplars
 from linnaeus_jax.inference.bundle.statistics import FeatureStatistics
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.models.family import ModelFamily, build_model
+from linnaeus_jax.models.factory import build_model
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.reading.metadata import Component, MetadataEncoder
 from linnaeus_jax.run.pretrained import initial_weights
 from linnaeus_jax.run.saved_weights import SavedWeights, read_run, run_directory

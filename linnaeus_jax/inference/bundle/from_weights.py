@@ -22,7 +22,7 @@ from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.bundle.bundle import Bundle, Calibration
 from linnaeus_jax.inference.bundle.coarser_ranks import RankTable
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
-from linnaeus_jax.models.family import build_model
+from linnaeus_jax.models.factory import build_model
 from linnaeus_jax.models.names import abstract_variables, named_leaves, params_from_torch
 from linnaeus_jax.reading.columns import level_number, rank_name, task_of
 from linnaeus_jax.reading.metadata import MetadataEncoder

@@ -18,7 +18,8 @@ from linnaeus_jax.inference.forward import BLOCK, layers_of
 from linnaeus_jax.learning.growing import places_within
 from linnaeus_jax.metrics.phases import MAIN, Phase
 from linnaeus_jax.models.entering import can_enter
-from linnaeus_jax.models.family import ModelFamily, split_block
+from linnaeus_jax.models.factory import split_block
+from linnaeus_jax.models.family import ModelFamily
 from linnaeus_jax.run.evaluate import Loaded, evaluate
 from linnaeus_jax.run.stored import stored_source
 from linnaeus_jax.step.evaluation import ENTERING, VECTORS
