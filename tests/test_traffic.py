@@ -56,6 +56,7 @@ def test_kernels_count_as_a_whole() -> None:
     assert found == [("kernel", 4 * q.nbytes)]
 
 
+@pytest.mark.slow
 def test_a_step_is_counted_by_part_and_phase() -> None:
     jaxpr = traffic.traced_step("mFormerV1-tiny", 32, 8, True, {})
     found = list(traffic.operations(jaxpr))

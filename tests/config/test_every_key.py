@@ -46,6 +46,17 @@ def settings_of(key: str, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(row.given), {**row.given, key: row.value}
 
 
+#: keys whose effect takes seconds, of a run of its own or a program that no other key needs
+DEAR = (
+    "experiment.log_level_main",
+    "experiment.wandb.run_id",
+    "model.conv_stages.embed_dims",
+    "train.auto_resume",
+    "train.gradient_checkpointing.enabled_gradnorm_steps",
+    "train.gradient_checkpointing.enabled_normal_steps",
+)
+
+
 def test_the_table_covers_every_key():
     """What is declared; a filter, whose keys depend on its type, is one key."""
     filters = tuple(f".{name}." for name in FILTER_KEYS)
@@ -62,7 +73,7 @@ def test_values_differ_from_the_defaults():
     ] == []
 
 
-@pytest.mark.parametrize("key", TABLE)
+@pytest.mark.parametrize("key", [pytest.param(key, marks=pytest.mark.slow) if key in DEAR else key for key in TABLE])
 def test_key_has_an_effect(sites, key):
     row = TABLE[key]
     without, changed = settings_of(key, row)

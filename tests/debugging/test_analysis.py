@@ -297,6 +297,7 @@ def test_odd_lines_are_drawn(tmp_path):
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path):
     """Also with an epoch every other event and something wrong at every step."""
 

@@ -290,6 +290,7 @@ def photos(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_adds_what_folders_hold(kept, photos, tmp_path, capsys):
     write_bundle(dataclasses.replace(kept, onnx=b"old"), tmp_path / "old")
     given = ["--folders", str(photos), "--folder-ranks", "genus,species", "--out"]

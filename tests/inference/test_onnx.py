@@ -65,6 +65,7 @@ def program(bundle) -> bytes:
     return onnx_program.onnx_program(bundle, '{"a": 1}', (FUSED,))
 
 
+@pytest.mark.slow
 @pytest.mark.needs("onnx")
 def test_it_gives_our_logits_for_any_number_of_rows(program, bundle, model, pictures):
     there = onnx_program.session(program)
@@ -80,6 +81,7 @@ def test_it_gives_our_logits_for_any_number_of_rows(program, bundle, model, pict
             np.testing.assert_allclose(logits, model.forward(image, meta, valid)[task], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("onnx")
 def test_a_wrong_translation_is_refused(program, bundle):
     params = jax.tree.map(np.copy, bundle.variables["params"])
@@ -93,6 +95,7 @@ def test_a_wrong_translation_is_refused(program, bundle):
         onnx_program.check(program, other)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("onnx")
 def test_a_bundle_with_a_program_answers_by_it(program, bundle, model, pictures, tmp_path):
     """Metadata of some pictures, more pictures than are computed at once, and vectors, also those that it lacks."""
@@ -137,6 +140,7 @@ def test_a_runtime_that_cannot_be_is_one_line(bundle, monkeypatch):
     assert not in_onnxruntime(holding, "auto")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("onnx")
 def test_a_strange_program_is_one_line(bundle):
     fewer: Any = SimpleNamespace(tasks=bundle.tasks[1:])

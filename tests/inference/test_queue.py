@@ -45,6 +45,7 @@ def test_as_many_as_are_wanted_and_none_twice(count):
         assert len(found) == len(set(found.tolist())) == count
 
 
+@pytest.mark.slow
 def test_pictures_through_a_model(shared, bundle):
     """Those that are kept are the least sure by the answers of `predict`, in any order of the folder."""
     from linnaeus_jax.inference.files.picture_list import list_pictures

@@ -210,6 +210,7 @@ def test_sets_are_printed(shared, measured, trained, capsys):
         assert "give a share from 0.5 to 0.99 in steps of 0.01" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_server_gives_sets_and_reasons(model, bundle, pictures):
     known = dataclasses.replace(
         bundle.calibration, coverage={"90": 0.9998}, coverage_rows=9, sets={"90": 0.1}, set_rows=9

@@ -96,7 +96,11 @@ def test_sharded_batches_exchange_nothing():
     [
         (FULL, {}),
         # with a blur: how its sums are rounded decides about single grey levels
-        (AugmentSettings(policy="hybrid_v0", crop_scale=(0.3, 0.9), erase_prob=0.7, erase_mode="const"), LIKE_USERS),
+        pytest.param(
+            AugmentSettings(policy="hybrid_v0", crop_scale=(0.3, 0.9), erase_prob=0.7, erase_mode="const"),
+            LIKE_USERS,
+            marks=pytest.mark.slow,
+        ),
         (AugmentSettings(policy="3a", hflip_prob=0.5, color_jitter=0.4, erase_prob=0.7, erase_mode="rand"), LIKE_USERS),
     ],
     ids=["full, randaugment", "hybrid_v0, const", "3a, rand"],

@@ -162,6 +162,7 @@ def started(log: MetricsLog, mode: str, *arguments: object, **variables: str) ->
     return subprocess.run(command, cwd=ROOT, env={**environment, **variables}, timeout=300).returncode
 
 
+@pytest.mark.slow
 def test_an_offline_run_that_was_killed_is_whole(tmp_path: Path) -> None:
     """The row of step 15 was in the buffer when the run was killed; at last the run goes on from step 10."""
     experiment, log = make_config().experiment, MetricsLog(tmp_path / "metrics_log.jsonl")

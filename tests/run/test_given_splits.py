@@ -62,6 +62,7 @@ def rows_of(split: int) -> list[int]:
     return np.flatnonzero(split == SPLIT).tolist()
 
 
+@pytest.mark.slow
 def test_the_run_uses_the_rows_of_the_file(finished: Path) -> None:
     with np.load(finished / "run" / "assets" / "subset_ids.npz") as ids:
         assert ids["rows_train"].tolist() == rows_of(0)

@@ -47,6 +47,7 @@ def same(read, state):
     jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, state))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_trained_with_the_fused_kernel(saved, monkeypatch):
     """It needs bfloat16 on a GPU; saved weights are used in float32, and anywhere."""
     read = Checkpoints.meta

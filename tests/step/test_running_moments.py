@@ -104,7 +104,7 @@ def test_layers_that_a_scan_stacks_are_counted_apart():
     np.testing.assert_array_equal(earlier, MANY_BATCHES)  # a checkpoint that kept no counts
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_updates_of_several_micro_batches_are_averaged_and_skipped_ones_are_not(tmp_path, monkeypatch, devices):
     monkeypatch.setitem(MODELS.entries, "toy", Normed)
     accumulated = {"data__batch_size": 8, "train__accumulation_steps": 2, "train__ema__enabled": True}

@@ -34,6 +34,7 @@ def saved(tmp_path_factory):
     return root / "run", save_run(root / "run", tiny_config(root / "data"), {3: 0.2, 8: 0.1})
 
 
+@pytest.mark.slow
 def test_without_data(saved, tmp_path, capsys):
     run, states = saved
     before = contents(run)

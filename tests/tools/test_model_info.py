@@ -159,6 +159,7 @@ def test_costs_of_trunks_of_hubs_are_those_of_our_models(hub):
     assert (round(parameters / 1e6, 1), round(multiply_adds / 1e9, 2)) == (hub.parameters, hub.gmac)
 
 
+@pytest.mark.slow
 def test_published_weights_and_how_they_are_had(capsys, monkeypatch):
     monkeypatch.setattr(model_info, "costs_of", functools.cache(backbones.costs_of))  # for both forms of the table
     tree = asked(capsys, "--pretrained")

@@ -39,6 +39,7 @@ def test_a_clean_set(data, capsys):
         assert words in text
 
 
+@pytest.mark.slow
 def test_the_demo_is_clean(tmp_path):
     write_demo(tmp_path, rows=1500, image_size=32)
     files = [str(tmp_path / "labels.h5"), "--images", str(tmp_path / "images.h5")]
