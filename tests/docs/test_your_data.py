@@ -31,7 +31,7 @@ def test_a_newcomer_has_a_report_after_four_commands(tmp_path, settings):
     lines = first_commands()
     assert len(lines) <= 4
     run(
-        "linnaeus demo --as folders --out pictures --rows 600 --image-size 96",
+        "linnaeus demo --as folders --out pictures --rows 300 --image-size 96",
         tmp_path,
         settings,
     )
