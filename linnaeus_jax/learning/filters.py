@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from linnaeus_jax.mistakes import InputError
@@ -72,12 +72,12 @@ _NAME_MATCHERS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-def _choose(value: str, choices: Sequence[str], key: str) -> str:
+def _choose(value: str, choices: Collection[str], key: str) -> str:
     chosen = str(value).lower()
     if chosen not in choices:
         nearest = difflib.get_close_matches(chosen, choices, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise InputError(f"{key} = {value!r} is unknown{hint} Choose one of: {', '.join(choices)}")
+        raise InputError(f"{key} = {value!r} is unknown{hint}; choose one of {', '.join(choices)}")
     return chosen
 
 
@@ -88,7 +88,7 @@ def _checked(config: Mapping[str, Any], key: str) -> dict[str, Any]:
     given = dict(config.items())
     if "type" not in given:
         raise InputError(f"{key} has no 'type'; set {key}.type to one of: {', '.join(_KEYS)}")
-    given["type"] = _choose(given["type"], list(_KEYS), f"{key}.type")
+    given["type"] = _choose(given["type"], _KEYS, f"{key}.type")
     required, optional = _KEYS[given["type"]]
     for name in required:
         if name not in given:
@@ -179,7 +179,7 @@ def parse_filter(
 
 
 def _name_filter(given: dict[str, Any], key: str) -> Filter:
-    kind = _choose(given.get("match_type", "contains"), list(_NAME_MATCHERS), f"{key}.match_type")
+    kind = _choose(given.get("match_type", "contains"), _NAME_MATCHERS, f"{key}.match_type")
     if kind == "regex":
         for pattern in given["patterns"]:
             try:

@@ -57,8 +57,10 @@ class Mistakes:
         order = np.argsort(-self._counts, kind="stable")[:PAIRS]
         return {
             "pairs": [
-                {"label": label, "predicted": predicted, "rows": int(self._counts[k])}
-                for k, (label, predicted) in zip(order, self._pairs[order].tolist(), strict=True)
+                {"label": label, "predicted": predicted, "rows": rows}
+                for rows, (label, predicted) in zip(
+                    self._counts[order].tolist(), self._pairs[order].tolist(), strict=True
+                )
             ],
             "confident": [
                 {"row": row, "label": label, "predicted": predicted, "probability": -score}
@@ -242,7 +244,7 @@ def hierarchical_risk_coverage(
     # a rank answers from its own threshold down to that of a finer one
     sure = np.where(one.predicted >= first, one.probability, -1.0)[:, ranks]
     threshold = np.maximum.accumulate(sure, axis=1).ravel()
-    order = np.argsort(-threshold, kind="stable")
+    order = np.argsort(-threshold)
     falling = threshold[order]
     last = np.flatnonzero((np.diff(falling, append=-np.inf) < 0) & (falling >= 0))
     steps = (-np.diff(values, axis=1).ravel()[order].cumsum()[last] / rows for values in (covers, wrong))
