@@ -69,8 +69,11 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 DTYPES = {"float32": "float16", "float64": "float32", "int64": "int32", "int32": "int16", "bool": "float32"}
-#: calls whose arguments are words for people, and whose faults are none
-WORDS = re.compile(r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error)$|Error$")
+#: calls whose arguments are words or plots for people, which are judged by eye
+WORDS = re.compile(
+    r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error)$|Error$"
+    r"|^(axes|axis|bar|drawn|figure|left|panel|right)\."
+)
 
 
 @dataclass(frozen=True)

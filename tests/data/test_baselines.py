@@ -42,6 +42,21 @@ def test_classes_that_can_be_told_apart_are(gaussian):
     assert kernel_accuracies(train, val, {"fine": (label[:150, 0], unseen)})["fine"] < 100
 
 
+@pytest.mark.parametrize("gaussian", [True, False])
+def test_it_is_kernel_ridge_regression(gaussian):
+    """Beside every pair of rows taken by itself, far from the origin."""
+    rng = np.random.default_rng(0)
+    train, val = (rng.normal(size=(count, 4)) + [0, 3, 1, -2] for count in (60, 500))
+    label, truth = rng.integers(0, 3, 60), rng.integers(0, 3, 500)
+    spread = np.mean([np.sum((a - b) ** 2) for a in train for b in train])
+    kernel = (lambda a, b: np.exp(-np.sum((a - b) ** 2) / spread)) if gaussian else (lambda a, b: a @ b / spread)
+    gram, cross = (np.array([[kernel(a, b) for b in train] for a in rows]) for rows in (train, val))
+    answers = (cross @ np.linalg.solve(gram + 0.05 * np.eye(60), np.eye(3)[label])).argmax(axis=1)
+    pair = {"one": (label, truth)}
+    found = kernel_accuracies(np.float32(train), np.float32(val), pair, gaussian=gaussian)
+    assert found == {"one": pytest.approx(100 * (answers == truth).mean(), abs=0.41)}  # two rows may be ties
+
+
 def test_vectors_of_nothing_and_of_any_sign_are_used():
     roots = square_roots(np.array([[0, 0], [-4, 9], [1e-30, 0]], np.float16))
     assert np.isfinite(roots).all()

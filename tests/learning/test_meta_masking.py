@@ -96,6 +96,12 @@ def test_inactive_partial_and_empty_whitelist():
         np.testing.assert_array_equal(kind, mm.NONE)
 
 
+def test_probabilities_of_the_table_are_shares_of_the_weights():
+    _, logarithms = mm.combo_table([("SPATIAL",), ("TEMPORAL",), ("ELEVATION", "SPATIAL")], (3, 0, 4096), NAMES)
+    assert logarithms.dtype == np.float32
+    np.testing.assert_allclose(np.exp(np.float64(logarithms)), np.array([3, 0, 4096]) / 4099, rtol=1e-6)
+
+
 def test_an_empty_combination_is_refused():
     with pytest.raises(ValueError, match=r"whitelist\[0\] is empty"):
         mm.combo_table([()], (), NAMES)
