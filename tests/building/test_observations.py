@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from linnaeus_jax.building.steps import finish
 from linnaeus_jax.building.steps.observations import read_observations
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.data.metadata import ComponentSettings, SourceColumns, build_metadata
@@ -219,3 +221,12 @@ def test_what_the_source_knows_nothing_of_is_absent():
     assert not seen.encoded
     assert not seen.known
     assert not len(seen.blanked)
+
+
+@pytest.mark.parametrize(
+    ("observers", "numbers"),
+    [(["7", None, "3"], [7, 0, 3]), (["b", None, "a", "b"], [2, 0, 1, 2]), (["7", "a"], [1, 2]), ([None], [0])],
+)
+def test_observers_are_numbers_or_get_them_and_0_is_unknown(observers, numbers):
+    found = finish._observer_ids(pl.Series(observers, dtype=pl.String))
+    assert (found.dtype, found.tolist()) == (np.int32, numbers)

@@ -130,6 +130,11 @@ def test_levels_are_the_usual_ones_or_those_asked_for():
     assert chosen_levels(("L10", "L20", "L50"), ("L50", "L10")) == ("L10", "L50")
     with pytest.raises(ValueError, match="has no family; it has species"):
         chosen_levels(("L10",), ("L30",))
+    own = ("L10", "L20", ":sort")
+    assert chosen_levels(own, (":sort", "L10", "L20")) == (":sort", "L10", "L20")
+    for twice_or_upward in ((":sort", ":sort"), ("L20", ":sort", "L10")):
+        with pytest.raises(ValueError, match="name each rank once, finest first"):
+            chosen_levels(own, twice_or_upward)
 
 
 _texts = st.sampled_from([None, "A", "B", "C", "D"])

@@ -225,6 +225,7 @@ def test_validation_is_in_order_padded_and_repeatable(source, threads):
         np.testing.assert_array_equal(image[:50], golden_pixels(COUNT)[ROWS])
         assert not image[50:].any()
         assert all((batch["partner"] == np.arange(16)).all() for batch in batches)
+    assert not loader._active  # a pass that has ended holds no memory
     loader.close()
 
 

@@ -103,6 +103,13 @@ def test_refused_by_its_structure(name):
     assert time.process_time() - started < 2
 
 
+def test_the_most_scans_are_read():
+    more = picture_costs.MAX_SCANS - jpeg_of_scans(8, 8, 0).count(b"\xff\xda")
+    picture_costs.check_cost(jpeg_of_scans(8, 8, more))
+    with pytest.raises(TooCostly, match="scans"):
+        picture_costs.check_cost(jpeg_of_scans(8, 8, more + 1))
+
+
 def test_work_is_bounded_by_scans_and_pixels():
     """What the largest usual JPEG takes is allowed, a third more is not."""
     data = bytearray(jpeg_of_scans(64, 64, 0))

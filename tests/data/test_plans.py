@@ -143,6 +143,7 @@ def test_levels_change_the_epochs(fixtures):
         plans.locate(plans.total)
     with pytest.raises(ValueError, match="fill no batch"):
         PlanSequence({"": of_group(group[:8])}, [""], settings, seed=0)
+    assert PlanSequence({}, [], settings, seed=0).total == 0
 
 
 @pytest.mark.parametrize(

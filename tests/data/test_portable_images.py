@@ -118,6 +118,8 @@ def test_colours_of_fewer_bits_are_refused_where_pillow_cuts_them():
     np.testing.assert_array_equal(read_image(data), PICTURE[..., ::-1])
     with pytest.raises(ValueError, match="12 bits in channels of 16, of which Pillow reads 8"):
         read_rgb(data)
+    high = with_sbit(cv2.imencode(".png", PICTURE.astype(np.uint16) << 8)[1].tobytes(), 12, 3)
+    np.testing.assert_array_equal(read_rgb(high), PICTURE[..., ::-1])  # as PNG has it: in the high bits
 
 
 @pytest.mark.parametrize(("mode", "interpolation"), list(itertools.product(RESIZE_MODES, INTERPOLATIONS)))

@@ -336,6 +336,7 @@ def test_a_column_of_stations_is_named_as_a_place_for_the_split(tmp_path, capsys
         assert build(*common, "--out", tmp_path / "out", "--split", split, "--force") == 0
         with h5py.File(tmp_path / "out" / "labels.h5") as labels:
             sides = set(zip(labels["place"].asstr()[:], labels["split"][:].tolist(), strict=True))
+            assert "occurrence_id" not in labels  # none is told
         assert len(sides) == places
         assert {side for _, side in sides} == {0, 1}
     build(*common, "--out", tmp_path / "out", "--ranks", "species,spot", "--rank-map", "spot=Station ID", "--force")
