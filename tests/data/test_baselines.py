@@ -53,7 +53,7 @@ def test_it_is_kernel_ridge_regression(gaussian):
     gram, cross = (np.array([[kernel(a, b) for b in train] for a in rows]) for rows in (train, val))
     answers = (cross @ np.linalg.solve(gram + 0.05 * np.eye(60), np.eye(3)[label])).argmax(axis=1)
     pair = {"one": (label, truth)}
-    found = kernel_accuracies(np.float32(train), np.float32(val), pair, gaussian=gaussian)
+    found = kernel_accuracies(train.astype(np.float32), val.astype(np.float32), pair, gaussian=gaussian)
     assert found == {"one": pytest.approx(100 * (answers == truth).mean(), abs=0.41)}  # two rows may be ties
 
 
