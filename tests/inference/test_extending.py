@@ -101,6 +101,7 @@ def test_new_species_are_known_and_old_ones_stay(kept, tmp_path):
     assert new.facts["added"]["right"]["species"][1] >= new.facts["added"]["right"]["species"][0] - 0.03
     assert new.calibration.coverage
     assert new.calibration.novelty
+    assert new.calibration.novelty_rows == 4 * 20  # kept to judge; of rows that are fitted to, distances are too small
     assert new.calibration.path_counts["taxa_L10"][5:] == [30, 30, 30]
     assert len(new.statistics.mean) == 7
     write_bundle(new, tmp_path / "b")
