@@ -72,7 +72,7 @@ DTYPES = {"float32": "float16", "float64": "float32", "int64": "int32", "int32":
 #: calls whose arguments are words or plots for people, which are judged by eye
 WORDS = re.compile(
     r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error)$|Error$"
-    r"|^(axes|axis|bar|drawn|figure|left|panel|right)\."
+    r"|\.(bar|bar_label|colorbar|plot|scatter|stackplot|set_(array|aspect|title|[xy](label|lim|ticks|ticklabels)))$"
 )
 
 

@@ -115,19 +115,20 @@ FORMS = {
 }
 
 
-def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch, one_device):
+@pytest.mark.parametrize(("model", "forms"), [("toy", tuple(FORMS)), ("mFormerV1", ("plain", "gradients"))])
+def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch, one_device, model, forms):
     """Twelve updates with the event log are those without it to the last bit; under the detector they are close.
 
-    The frames of a real model, also of its gradients, are those of tests/debugging/test_gradient_frames.py.
+    The frames of `gradients` are those of `detector`, and more.
     """
     toy.register(monkeypatch)
     monkeypatch.setattr(compilation, "compiler_options", lambda training: LIKE_USERS)
     found = {}
-    for name, settings in FORMS.items():
-        run(tiny_config(tmp_path / "data", model__type="toy", train__epochs=2, **settings), tmp_path / name)
+    for name in forms:
+        run(tiny_config(tmp_path / "data", model__type=model, train__epochs=2, **FORMS[name]), tmp_path / name)
         found[name] = final_parameters(tmp_path / name)
     before = experiment.preview_experiment(
-        tiny_config(tmp_path / "data", model__type="toy"), RunDirectory(tmp_path)
+        tiny_config(tmp_path / "data", model__type=model), RunDirectory(tmp_path)
     ).initial_state()
     leaves = jax.tree_util.tree_leaves_with_path({"params": before.params})
     start = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
@@ -137,6 +138,13 @@ def test_watching_changes_nothing_that_is_learned(tmp_path, monkeypatch, one_dev
 
     way = distance(found["plain"], start)
     assert way > 0.1
-    assert distance(found["event log"], found["plain"]) == 0.0
-    assert distance(found["detector"], found["plain"]) <= 1e-5 * way
-    assert distance(found["gradients"], found["plain"]) <= 1e-5 * way
+    if model == "toy":
+        assert distance(found["event log"], found["plain"]) == 0.0
+        assert distance(found["detector"], found["plain"]) <= 1e-5 * way
+        assert distance(found["gradients"], found["plain"]) <= 1e-5 * way
+        return
+    # A constant added to everything that a LayerNorm reads has no gradient but rounding errors, which Adam turns into
+    # steps of full length: this one number is noise in any run.
+    noise = "['params']['aggregate']['bias']"
+    compared = {name: leaf for name, leaf in found["gradients"].items() if name != noise}
+    assert distance(compared, found["plain"]) <= 2e-5 * way
