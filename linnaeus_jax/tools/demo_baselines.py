@@ -18,7 +18,7 @@ from linnaeus_jax import tools
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.config.paths import program
 from linnaeus_jax.demo.baselines import demo_baselines
-from linnaeus_jax.demo.generate import read_parameters, write_demo
+from linnaeus_jax.demo.generate import MIN_ROWS, read_parameters, write_demo
 from linnaeus_jax.reporting.next_steps import next_steps
 from linnaeus_jax.reporting.run_record import RunRecord
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     Console().print(table)
     if options.run:
         photos = Path("photos")
-        made_by = program("demo", *"--as folders --rows 60 --image-size 96 --out".split(), photos)
+        made_by = program("demo", *f"--as folders --rows {MIN_ROWS} --image-size 96 --out".split(), photos)
         print(next_steps(options.run, photos, made_by))
 
 

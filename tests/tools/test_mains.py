@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from linnaeus_jax.tools import check, demo_baselines, make_demo, replay, show_augmentations
+from tests.reporting.helpers import make_run
 from tests.tiny import tiny_config, write_tiny_data
 
 FOLDER = Path(check.__file__).parent
@@ -31,7 +34,7 @@ def demo(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("demo") / "data"
 
 
-def test_make_demo_and_its_baselines(demo, capsys):
+def test_make_demo_and_its_baselines(demo, tmp_path, monkeypatch, capsys):
     arguments = ["--out", str(demo), "--rows", "400", "--image-size", "32"]
     assert make_demo.main(arguments) == 0
     assert "Written." in capsys.readouterr().out
@@ -40,10 +43,14 @@ def test_make_demo_and_its_baselines(demo, capsys):
     assert "nothing was written" in capsys.readouterr().out
     assert make_demo.main([*arguments, "--seed", "1"]) == 2
     assert "seed" in capsys.readouterr().err
-    demo_baselines.main(["--data", str(demo)])
+    monkeypatch.chdir(tmp_path)
+    assert demo_baselines.main(["--data", str(demo), "--run", str(make_run(tmp_path / "run"))]) == 0
     table = capsys.readouterr().out
     for words in ("metadata", "pixels, linearly", "best possible", "%"):
         assert words in table
+    (pictures,) = re.findall(r"^  linnaeus demo (.*?) *#", table, re.MULTILINE)
+    assert make_demo.main(shlex.split(pictures)) == 0  # what it says to type next
+    assert len(list((tmp_path / "photos").rglob("*.jpg"))) > 100
 
 
 def test_baselines_without_a_demo_name_the_command(tmp_path, capsys):
