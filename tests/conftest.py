@@ -32,6 +32,7 @@ from linnaeus_jax.main import GARBAGE_THRESHOLDS
 from linnaeus_jax.run import experiment
 from linnaeus_jax.step.placement import Placement
 from tests.needs import check_needs
+from tests.plugins import plugins_kept
 from tests.undrawn import undrawn
 
 gc.set_threshold(*GARBAGE_THRESHOLDS)
@@ -101,6 +102,13 @@ def own_loggers() -> None:
             handler.close()
         logger.propagate = True
         logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def own_plugins() -> Iterator[None]:
+    """Takes back what plugins of the test registered."""
+    with plugins_kept():
+        yield
 
 
 @pytest.fixture(autouse=True)

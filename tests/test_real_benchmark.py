@@ -26,7 +26,7 @@ from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.models import heads
 from tests import forks
 from tests.extending.common import train_resume_evaluate
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 
 RESULTS = sorted(summary.REAL.glob("*/*.json"))
 
@@ -385,7 +385,7 @@ def test_the_bundle_of_another_row_gives_the_vectors(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_minutes_of_a_run(tmp_path, monkeypatch, capsys):
-    forget_plugins(monkeypatch)
+    forget_plugins()
     run = train_resume_evaluate(tmp_path, str(making.MINUTES), monkeypatch, capsys).run
     (first, _), (last, right) = making.curve(run, "taxa_L10")
     assert 0 < first < last

@@ -10,7 +10,9 @@ import pytest
 from linnaeus_jax.config import ConfigError, get_config, load_config, load_yaml
 from linnaeus_jax.config.plugins import import_plugins
 from linnaeus_jax.config.saved import config_from_json
-from linnaeus_jax.registry import HEADS, OPTIMIZERS, Registry
+from linnaeus_jax.registry import HEADS, MODELS, OPTIMIZERS, Registry
+from tests.extending.common import EXAMPLES
+from tests.plugins import forget_plugins, plugins_kept
 
 
 @pytest.fixture
@@ -38,6 +40,24 @@ def test_files_and_modules_are_imported_once(here, monkeypatch):
     again = config_from_json(config.to_dict())
     assert again.env.plugins == config.env.plugins
     assert len(seen) == 2
+
+
+def test_what_a_plugin_registers_goes_and_comes_with_its_module():
+    """Of the tests' own helper: a module that is imported while what it registered is gone would break later tests."""
+    config = get_config()
+    config.env.plugins = (str(EXAMPLES / "model_example.py"),)
+    with plugins_kept():
+        import_plugins(config)
+        before = MODELS["SmallNet"]
+        with plugins_kept():
+            forget_plugins()
+            assert "SmallNet" not in MODELS.entries
+            import_plugins(config)
+            assert MODELS["SmallNet"] is not before
+            forget_plugins()
+        import_plugins(config)
+        assert MODELS["SmallNet"] is before
+    assert "SmallNet" not in MODELS.entries
 
 
 def test_the_command_line_imports_them(here):

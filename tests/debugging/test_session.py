@@ -22,7 +22,6 @@ from linnaeus_jax.run.experiment import Experiment, preview_experiment
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.tools.replay import replay
 from tests.extending.common import EXAMPLES
-from tests.extending.conftest import forget_plugins
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -314,10 +313,7 @@ def test_traced_gradients_with_gradnorm_and_accumulation(tmp_path, one_device, z
         loss__grad_weighting__task__update_interval=2,
         loss__grad_weighting__task__zero_aux_info=zero_aux_info,
     )
-    try:
-        run(config, tmp_path / "run")
-    finally:
-        forget_plugins()
+    run(config, tmp_path / "run")
     text = debug_text(tmp_path / "run")
     assert text.count("*** Starting batch number=1 ***") == 1
     assert text.count(" blocks.0 Conv2d") == 2  # forward and backward

@@ -15,8 +15,7 @@ from linnaeus_jax.config.typed import typed
 from linnaeus_jax.run.inputs import build_inputs
 from tests.docs.pages import blocks
 from tests.extending.common import EXAMPLES
-from tests.extending.conftest import forget_plugins
-from tests.metrics.plugins import forget_plugins as forget_metrics
+from tests.plugins import forget_plugins
 from tests.tiny import tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -45,15 +44,11 @@ def test_commands_describe_a_run_that_could_begin(command, tmp_path, monkeypatch
     for name, text in written().items():
         Path(name).write_text(text)
     forget_plugins()
-    forget_metrics(monkeypatch)
-    try:
-        argv = shlex.split(command)
-        argv[0] = argv[0].replace("configs/", f"{ROOT}/configs/")
-        config, workdir = load_config(argv)
-        assert config_errors(config) == []
-        assert workdir
-    finally:
-        forget_plugins()
+    argv = shlex.split(command)
+    argv[0] = argv[0].replace("configs/", f"{ROOT}/configs/")
+    config, workdir = load_config(argv)
+    assert config_errors(config) == []
+    assert workdir
 
 
 def test_every_example_has_a_command():
@@ -62,8 +57,8 @@ def test_every_example_has_a_command():
         assert name == "mine.py" or any(f"plugins={name}" in command or f",{name}" in command for command in found)
 
 
-def test_the_subsets_of_the_page_are_those_of_the_rows(tmp_path, monkeypatch):
-    forget_metrics(monkeypatch)
+def test_the_subsets_of_the_page_are_those_of_the_rows(tmp_path):
+    forget_plugins()
     (tmp_path / "subset_example.py").write_text(written()["subset_example.py"])
     config = tiny_config(tmp_path / "data", env__plugins=(str(tmp_path / "subset_example.py"),))
     import_plugins(config)

@@ -16,7 +16,7 @@ from linnaeus_jax.reporting.report import write_report
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
 from tests.extending.common import config_with, train_resume_evaluate
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 from tests.tiny import TASKS
 
 
@@ -62,7 +62,7 @@ def test_a_metric_drives_a_run_and_is_reported(tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(mirrored, plain, rtol=0.5)
 
     # ---- another process, without and with the plugin
-    forget_plugins(monkeypatch)
+    forget_plugins()
     page = write_report([outcome.run], tmp_path / "report.html").read_text()
     assert "<td>top_k [%]</td>" in page
     assert "rows whose label is among the k best classes / rows with a label" in page

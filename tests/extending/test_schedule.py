@@ -15,7 +15,7 @@ from linnaeus_jax.schedules.values import on_host
 from linnaeus_jax.tools import report
 from linnaeus_jax.tools import schedule as tool
 from tests.extending.common import config_with, train_resume_evaluate
-from tests.extending.conftest import forget_plugins
+from tests.plugins import forget_plugins
 
 GROUP = "lr_scheduler.parameter_groups.heads"
 

@@ -14,16 +14,16 @@ from linnaeus_jax import metrics
 from linnaeus_jax.metrics import custom, table
 from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.phase import batch_sums, empty_sums, summarise
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 ROWS = 6
 
 
 @pytest.fixture
-def registry(monkeypatch):
-    """Whatever a test registers is gone afterwards."""
-    forget_plugins(monkeypatch)
+def registry():
+    """Holds nothing but what the test registers."""
+    forget_plugins()
     return metrics.register
 
 

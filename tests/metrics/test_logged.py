@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 from linnaeus_jax.data.cache import CacheStats
 from linnaeus_jax.data.pipeline_stats import PipelineStats
@@ -15,7 +14,7 @@ from linnaeus_jax.metrics.extras import META_STATES
 from linnaeus_jax.metrics.logged import LOGGED, PARTS, described, undescribed
 from linnaeus_jax.metrics.step_logger import StepMetricsLogger
 from linnaeus_jax.metrics.tracker import MetricsTracker
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 PHASES = ("train", "val", "val_mask_meta", "val_no_mask", "val_mask_TEMPORAL", "val_mask_TEMPORAL_SPATIAL")
@@ -105,8 +104,8 @@ def test_names_of_nobody_have_none() -> None:
     assert undescribed(unknown) == list(unknown)
 
 
-def test_metrics_of_plugins_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_plugins(monkeypatch)
+def test_metrics_of_plugins_are_described() -> None:
+    forget_plugins()
     assert described("val/my_score") is None
     register("my_score", lambda inputs: (0.0, 1.0))
     assert undescribed(["val/my_score", "train/epoch_avg_my_score", "final_val_my_score"]) == []

@@ -17,7 +17,7 @@ from linnaeus_jax.metrics.extras import META_STATES, PhaseExtras
 from linnaeus_jax.metrics.logged import described
 from linnaeus_jax.metrics.phase import add, batch_sums, empty_sums, summarise
 from linnaeus_jax.metrics.tracker import Metric, MetricsTracker
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 
 TASKS = ("taxa_L10", "taxa_L20")
 PHASES = ("train", "val", "val_mask_meta", "val_mask_TEMPORAL")
@@ -217,8 +217,8 @@ def test_a_metric_added_by_a_method_is_logged_saved_and_final():
 
 
 @pytest.fixture
-def plugin(monkeypatch):
-    forget_plugins(monkeypatch)
+def plugin():
+    forget_plugins()
 
     @register("unsureness", higher_is_better=False, phases=("val",))
     def mean_confidence(inputs):

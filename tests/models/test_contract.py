@@ -32,8 +32,8 @@ from linnaeus_jax.models.names import (
 )
 from linnaeus_jax.registry import MODELS
 from tests.compiling import LIKE_USERS
-from tests.extending.conftest import forget_plugins
 from tests.models.builds import build
+from tests.plugins import plugins_kept
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "tests" / "extending" / "model_example.py"
@@ -97,9 +97,9 @@ def jit(function: Any, **options: Any) -> Any:
 def plugin() -> Iterator[None]:
     config = get_config()
     config.env.plugins = (str(PLUGIN),)
-    import_plugins(config)
-    yield
-    forget_plugins()
+    with plugins_kept():
+        import_plugins(config)
+        yield
 
 
 def forms_of(model: Any) -> list[dict[str, bool]]:

@@ -14,7 +14,7 @@ from linnaeus_jax.metrics import custom
 from linnaeus_jax.run import evaluate as evaluation_of_runs
 from linnaeus_jax.run import trainer
 from linnaeus_jax.tools import evaluate
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 from tests.run.test_trainer import rows_of
 from tests.step import toy
 from tests.tiny import TASKS, tiny_config
@@ -42,17 +42,6 @@ register_subset("north", lambda split: split.meta[:, 4] > 0)
 '''
 
 
-@pytest.fixture
-def forgotten(monkeypatch):
-    """Forgets all plugins, as in a new process."""
-
-    def forget() -> None:
-        forget_plugins(monkeypatch)
-
-    forget()
-    return forget
-
-
 def configured(directory: Path):
     config = tiny_config(directory, model__type="toy", env__plugins=(str(directory / "plugin.py"),), train__epochs=8)
     config.schedule.validation.interval_epochs = config.schedule.validation.mask_meta_interval_epochs = 1
@@ -65,7 +54,8 @@ def configured(directory: Path):
     return config
 
 
-def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, monkeypatch, capsys):
+def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, monkeypatch, capsys):
+    forget_plugins()
     toy.register(monkeypatch)
     config = configured(tmp_path)
     (tmp_path / "plugin.py").write_text(PLUGIN)
@@ -84,7 +74,7 @@ def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, monkeypat
         assert not (tmp_path / "none").exists()
 
     # ---- the run
-    forgotten()
+    forget_plugins()
     final = trainer.run(config, tmp_path / "run")
     epochs = [row for row in rows_of(tmp_path / "run") if row["event"] == "epoch"]
     assert epochs[-1]["early_stop/reason"] == "patience"
@@ -111,7 +101,7 @@ def test_a_plugin_drives_a_run_and_its_evaluation(tmp_path, forgotten, monkeypat
     assert any("train/doubt" in row for row in rows_of(tmp_path / "run"))
 
     # ---- the ranking, and the evaluation of its best in a new process
-    forgotten()
+    forget_plugins()
     assert not custom.registered("val", {})
     capsys.readouterr()
     assert evaluate.main([str(tmp_path / "run"), "--checkpoint=best", "--json"]) == 0

@@ -34,7 +34,7 @@ from linnaeus_jax.run.resume import refusal
 from linnaeus_jax.run.trainer import UserError, run
 from linnaeus_jax.step.placement import Placement
 from tests.conftest import use_one_device
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 from tests.step import toy
 from tests.tiny import tiny_config
 
@@ -384,7 +384,7 @@ def test_these_may_change_only_between_epochs(interrupted, finished, case):
 
 @pytest.mark.slow
 def test_a_metric_may_be_added(interrupted, tmp_path, monkeypatch):
-    forget_plugins(monkeypatch)
+    forget_plugins()
     register("confidence", lambda inputs: (inputs.weight.sum(), inputs.weight.sum()))
     assert resumed(interrupted, tmp_path / "run").global_step == 9
 

@@ -32,7 +32,7 @@ from linnaeus_jax.run.train_log import TrainLog
 from linnaeus_jax.step.evaluation import Evaluation
 from linnaeus_jax.step.placement import fetch
 from linnaeus_jax.tools import evaluate
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins, plugins_kept
 from tests.reporting.wandb_file import contents
 from tests.run.test_trainer import rows_of
 from tests.step import toy
@@ -188,7 +188,7 @@ def everything_on(directory: Path) -> Any:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     directory = tmp_path_factory.mktemp("everything")
     held: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, plugins_kept():
         patch.setenv("WANDB_API_KEY", SECRET)
         patch.setenv("LINNAEUS_APP_KEY", SECRET)
         defer = TrainLog.defer
@@ -199,7 +199,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
             return is_log_point
 
         patch.setattr(TrainLog, "defer", noted)
-        forget_plugins(patch)
+        forget_plugins()
         register("coarse_confidence", coarse_confidence)
         before = fetch.calls
         with drawing():

@@ -14,7 +14,6 @@ import pytest
 
 from linnaeus_jax.run.checkpoints import Checkpoints
 from linnaeus_jax.run.trainer import run
-from tests.extending.conftest import forget_plugins
 from tests.forks import begin
 from tests.run import test_stored
 from tests.run.process_driver import small_net
@@ -50,9 +49,8 @@ def two_processes(
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path, request):
+def test_two_processes(tmp_path):
     """The program of an update is that of two devices of one process, for which test_train_step.py has the models."""
-    request.addfinalizer(forget_plugins)
     config = small_net(tmp_path / "data", 2)
     codes, texts = two_processes(tmp_path / "two", "SmallNet", 2)
     assert codes == [0, 0], texts[0][-3000:] + texts[1][-3000:]

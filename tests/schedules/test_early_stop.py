@@ -20,7 +20,7 @@ from linnaeus_jax.schedules.early_stop import (
     restore_state,
 )
 from linnaeus_jax.schedules.resolved import EarlyStopSpec
-from tests.metrics.plugins import forget_plugins
+from tests.plugins import forget_plugins
 from tests.schedules.helpers import make_schedule
 
 _TASKS = ("taxa_L10", "taxa_L20")
@@ -89,8 +89,8 @@ def test_metric_names():
             parse(name)
 
 
-def test_registered_metrics_may_be_monitored(monkeypatch):
-    forget_plugins(monkeypatch)
+def test_registered_metrics_may_be_monitored():
+    forget_plugins()
     register("Unsureness", lambda inputs: (inputs.weight[0], inputs.weight[0]), higher_is_better=False, phases=("val",))
     unsureness = parse_metric_name("val_mask_meta/unsureness", tasks=_TASKS)
     assert unsureness == ("val_mask_meta", "Unsureness", False, False)
