@@ -2,17 +2,20 @@
 
     python -m tests.mutations [--seed N] [--count 400] [ROOM ...]        (make mutations SEED=N)
 
-Each fault is put into a copy of the checkout, where the tests of its room and those elsewhere that import its module
-run until the first one fails. What passes is listed at the end, by kind: a property that no test states, or the same
-program, which then stands with its reason in `EQUIVALENT`. The exit status is 1 if less than `LEAST` of the others are
-seen. A fault takes about a third of a minute; `--list` draws without running.
+The fast tests run once, to see which of their files reach which lines (`tests.reached`, which needs Python 3.12). Then
+each fault is put into a copy of the checkout, where the files that reach its line run until the first test fails, those
+of its room first. What passes is listed at the end, by kind: a property that no test states, or the same program, which
+then stands with its reason in `tests/equivalent.py`. The exit status is 1 if less than `LEAST` of the others are seen.
+`--list` draws without running.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
+import queue
 import random
 import re
 import shutil
@@ -21,12 +24,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from tests.equivalent import EQUIVALENT
+from tests.reached import FOLDER, read
+
+Reached = Mapping[str, tuple[float, Mapping[str, set[int]]]]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "linnaeus_jax"
@@ -42,9 +51,8 @@ ROOMS = {
     "building": "building/steps/*.py",
     "checks": "checks/*.py",
 }
-LEAST, TIMEOUT = 0.9, 900
-#: (file, text before, text after) of faults that are the same program -> why
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+#: share of faults to be seen, seconds until tests are taken for seeing one, seconds of tests that one is worth
+LEAST, TIMEOUT, BUDGET = 0.9, 400, 150
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -78,7 +86,10 @@ WORDS = re.compile(
 
 @dataclass(frozen=True)
 class Fault:
-    """`new` in place of the text from `start` to `end`, byte offsets of a file below the package."""
+    """`new` in place of `old`, the text from `start` to `end`, byte offsets of a file below the package.
+
+    `within` is the text of its line.
+    """
 
     path: str
     kind: str
@@ -87,6 +98,7 @@ class Fault:
     end: int
     old: str
     new: str
+    within: str
 
     @property
     def shown(self) -> str:
@@ -99,8 +111,8 @@ class Fault:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What names it in `EQUIVALENT`."""
-        return self.path, self.old, self.new
+        """What names it in `EQUIVALENT`: file, line, what is changed."""
+        return self.path, self.within, self.shown
 
 
 def changed(node: ast.AST) -> Iterator[tuple[str, ast.expr | str]]:
@@ -167,9 +179,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 def faults_of(path: Path) -> Iterator[Fault]:
     """All faults of one file."""
     text = path.read_bytes()
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    lines = text.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
     name = path.relative_to(PACKAGE).as_posix()
     for node in _code(ast.parse(text)):
         found: Iterator[tuple[str, ast.expr | str]] = changed(node)
@@ -186,7 +197,8 @@ def faults_of(path: Path) -> Iterator[Fault]:
                 starts[where.end_lineno - 1] + where.end_col_offset,
             )
             written = new if isinstance(new, str) else f"({ast.unparse(ast.fix_missing_locations(new))})"
-            yield Fault(name, kind, where.lineno, start, end, text[start:end].decode(), written)
+            within = lines[where.lineno - 1].decode().strip()
+            yield Fault(name, kind, where.lineno, start, end, text[start:end].decode(), written, within)
 
 
 def drawn(rooms: Sequence[str], count: int, seed: int) -> list[Fault]:
@@ -206,32 +218,51 @@ def drawn(rooms: Sequence[str], count: int, seed: int) -> list[Fault]:
     return found
 
 
-def tests_of(fault: Fault) -> list[str]:
-    """Files of tests, those that name the module first: of the room, and others that import it."""
+def tests_of(fault: Fault, reached: Reached) -> list[str]:
+    """Files of tests that reach its line, those that name the module first, then those of the room, then the quickest;
+    of lines that run at import all that import the module."""
     room, stem = fault.path.split("/")[0], Path(fault.path).stem
-    module = "linnaeus_jax." + fault.path.removesuffix(".py").replace("/", ".")
-    imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
-    files = sorted((ROOT / "tests").glob("*/**/test_*.py"))
-    named = [path for path in files if imports.search(path.read_text(encoding="utf-8"))]
-    own = [path for path in files if path.is_relative_to(ROOT / "tests" / room)]
-    ordered = dict.fromkeys([*(path for path in own if stem in path.stem), *named, *own])
-    return [path.relative_to(ROOT).as_posix() for path in ordered]
+    found = [file for file, (_, lines) in reached.items() if fault.line in lines.get(fault.path, ())]
+    if not found:
+        module = "linnaeus_jax." + fault.path.removesuffix(".py").replace("/", ".")
+        imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
+        found = [file for file in reached if imports.search((ROOT / file).read_text(encoding="utf-8"))]
+        found += [file for file in reached if file.startswith(f"tests/{room}/")]
+    found.sort(key=lambda file: (stem not in Path(file).stem, not file.startswith(f"tests/{room}/"), reached[file][0]))
+    taken, left = list[str](), float(BUDGET)
+    for file in dict.fromkeys(found):
+        left -= reached[file][0]
+        if left < 0 and taken:
+            break
+        taken.append(file)
+    return taken
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> bool:
     """Whether the tests fail in that copy of the checkout, or do not end."""
-    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
-    environment = {**os.environ, "PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": cache}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
     try:
         done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command, cwd=tree, env=environment(tree), capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         return True
-    if done.returncode not in (0, 1, 2, 4):  # 4: a plugin or conftest that cannot be imported
+    if done.returncode not in (0, 1, 2, 4, 5):  # 4: a plugin or conftest that cannot be imported; 5: no fast test
         raise SystemExit(f"pytest ended with status {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode != 0
+    return done.returncode not in (0, 5)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+    return {**os.environ, "PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": cache}
+
+
+def reached_by(tree: Path, folder: Path) -> Reached:
+    """Runs all fast tests once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.reached", "-p", "no:cacheprovider"]
+    subprocess.run(command, cwd=tree, env=environment(tree) | {FOLDER: str(folder.absolute())}, check=True)
+    return read(folder)
 
 
 def copied(tree: Path) -> None:
@@ -252,32 +283,40 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--count", type=int, default=400, help="of faults (400)")
     parser.add_argument("--list", action="store_true", help="draw, and run nothing")
+    parser.add_argument("--jobs", type=int, default=2, help="faults at a time (2)")
+    parser.add_argument("--reached", type=Path, help="folder for what the tests reach; read if it holds it")
     options = parser.parse_args(argv)
-    wanted, console, passed = (
-        drawn(options.rooms or [*ROOMS], options.count, options.seed),
-        Console(width=200),
-        list[Fault](),
-    )
+    wanted = drawn(options.rooms or [*ROOMS], options.count, options.seed)
+    console, passed = Console(width=200), list[Fault]()
     console.print(f"seed {options.seed}: {len(wanted)} faults", markup=False)
+    if options.list:
+        for fault in wanted:
+            console.print(f"{fault.path}:{fault.line} {fault.kind}: {fault.shown}", markup=False)
+        return 0
     with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory)
-        if not options.list:
-            copied(tree)
-        for number, fault in enumerate(wanted, 1):
-            what = f"{number}/{len(wanted)} {fault.path}:{fault.line} {fault.kind}: {fault.shown}"
-            if options.list:
-                console.print(what, markup=False)
-                continue
+        trees = queue.SimpleQueue[Path]()
+        for job in range(options.jobs):
+            copied(Path(directory, str(job)))
+            trees.put(Path(directory, str(job)))
+        folder = options.reached or Path(directory, "reached")
+        reached = read(folder) if any(folder.glob("*.json")) else reached_by(Path(directory, "0"), folder)
+
+        def judge(numbered: tuple[int, Fault]) -> None:
+            number, fault = numbered
+            tree = trees.get()
             path, started = tree / "linnaeus_jax" / fault.path, time.monotonic()
             text = path.read_bytes()
             path.write_bytes(text[: fault.start] + fault.new.encode() + text[fault.end :])
-            seen = run_tests(tree, tests_of(fault))
+            seen = run_tests(tree, tests_of(fault, reached))
             path.write_bytes(text)
-            passed += [] if seen else [fault]
+            trees.put(tree)
+            passed.extend([] if seen else [fault])
+            what = f"{number}/{len(wanted)} {fault.path}:{fault.line} {fault.kind}: {fault.shown}"
             verdict = "seen" if seen else "PASSED"
             console.print(f"{what}: {verdict}, {time.monotonic() - started:.0f} s", markup=False)
-    if options.list:
-        return 0
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(judge, enumerate(wanted, 1)))
     table = Table("file", "kind", "fault", title="faults that the tests do not see")
     for fault in sorted(passed, key=lambda fault: (fault.kind, fault.path, fault.line)):
         table.add_row(f"{fault.path}:{fault.line}", fault.kind, fault.shown)

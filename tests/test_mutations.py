@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 
 import pytest
 
@@ -45,9 +46,20 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
     assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
 
 
-def test_the_module_of_a_fault_is_tested_first():
-    fault = mutations.Fault("learning/regression.py", "sign", 1, 0, 0, "", "")
-    tests = mutations.tests_of(fault)
-    assert tests[0] == "tests/learning/test_regression.py"
-    assert "tests/run/test_frozen_trunk.py" in tests
-    assert len(set(tests)) == len(tests)
+def test_files_that_reach_the_line_are_chosen_those_of_the_module_first():
+    fault = mutations.Fault("learning/regression.py", "sign", 7, 0, 0, "", "", "")
+    reached = {
+        "tests/run/test_trainer.py": (9.0, {"learning/regression.py": {6, 7}}),
+        "tests/run/test_frozen_trunk.py": (2.0, {"learning/regression.py": {7}}),
+        "tests/learning/test_buckets.py": (5.0, {"learning/regression.py": {7}}),
+        "tests/learning/test_regression.py": (3.0, {"learning/regression.py": {7}}),
+        "tests/learning/test_filters.py": (1.0, {"learning/regression.py": {6}}),
+    }
+    own = ["tests/learning/test_regression.py", "tests/learning/test_buckets.py"]
+    rest = ["tests/run/test_frozen_trunk.py", "tests/run/test_trainer.py"]
+    assert mutations.tests_of(fault, reached) == own + rest
+    reached["tests/run/test_trainer.py"] = (mutations.BUDGET, {"learning/regression.py": {7}})
+    assert mutations.tests_of(fault, reached) == own + rest[:1]
+    at_import = dataclasses.replace(fault, line=1)
+    assert mutations.tests_of(at_import, reached)[0] == own[0]
+    assert "tests/learning/test_filters.py" in mutations.tests_of(at_import, reached)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import flax.linen as nn
 import h5py
 import httpx
 import jax
@@ -25,8 +24,6 @@ import pytest
 
 from linnaeus_jax import main
 from linnaeus_jax.inference.model import Model, load
-from linnaeus_jax.models.family import ModelFamily
-from linnaeus_jax.registry import MODELS
 from linnaeus_jax.run.saved_weights import read_run
 from linnaeus_jax.tools import (
     build_dataset,
@@ -43,22 +40,11 @@ from linnaeus_jax.weights.files import read_state
 from tests.conftest import use_one_device
 from tests.inference.serving_helpers import serving
 from tests.inference.test_serving import same
-from tests.step.toy import Toy
+from tests.step import toy
 
 #: side of the pictures
 SIDE = 32
 SHOWN = 9
-
-
-class ToyWithHeads(Toy):
-    """The toy with the heads of the real families, which its own do without."""
-
-    def setup(self) -> None:
-        self.stem, self.aggregate = nn.Dense(8, name="stem"), nn.Dense(8, name="aggregate")
-        self.drop = nn.Dropout(self.dropout)
-        self.setup_classifier()
-
-    classify = ModelFamily.classify  # type: ignore[assignment]  # which calls its argument otherwise
 
 
 @dataclass(frozen=True)
@@ -438,7 +424,7 @@ def with_names_of_today(place: Place, run: Path, model: Model, pictures: Sequenc
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_the_whole_way(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(MODELS.entries, "toy", ToyWithHeads)
+    toy.register(monkeypatch, toy.ToyWithHeads)
     use_one_device(monkeypatch)
     place = Place(tmp_path, WAYS[name], capsys)
     build(place)

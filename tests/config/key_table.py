@@ -141,7 +141,7 @@ add(
 add(
     "env",
     plugins=Row(("colorsys",), imported, ["colorsys"]),
-    compilation_cache_dir=Row("cache", lambda s: s.process.get("jax_compilation_cache_dir"), "cache"),
+    compilation_cache_dir=Row(".jax_cache", lambda s: s.process.get("jax_compilation_cache_dir"), ".jax_cache"),
     keep_freed_memory=Row(False, at("process.freed"), False),
 )
 add("parallel", fsdp=Row(True, at("run.placement.fsdp"), True, group="run"))

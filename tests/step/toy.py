@@ -50,9 +50,20 @@ class Toy(ModelFamily):
         return {task: head(features) for task, head in self.heads.items()}
 
 
-def register(patch: pytest.MonkeyPatch) -> None:
+class ToyWithHeads(Toy):
+    """With the heads of the real families."""
+
+    def setup(self) -> None:
+        self.stem, self.aggregate = nn.Dense(8, name="stem"), nn.Dense(8, name="aggregate")
+        self.drop = nn.Dropout(self.dropout)
+        self.setup_classifier()
+
+    classify = ModelFamily.classify  # type: ignore[assignment]  # which calls its argument otherwise
+
+
+def register(patch: pytest.MonkeyPatch, family: type[Toy] = Toy) -> None:
     """Makes `model.type = "toy"` known until the patch is undone."""
-    patch.setitem(MODELS.entries, "toy", Toy)
+    patch.setitem(MODELS.entries, "toy", family)
 
 
 def starting(*patterns: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from linnaeus_jax.tools import bundle as tool
 from linnaeus_jax.tools import evaluate
 from tests.npz import load_npz
 from tests.run.saved_run import contents, save_run
+from tests.step import toy
 from tests.tiny import tiny_config
 
 
@@ -99,9 +100,11 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
 
 
 @pytest.mark.slow
-def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, one_device, capsys):
+def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_device, capsys):
     """Of a run that trains without them; labels stay beside the outputs of their own rows."""
-    config = tiny_config(tmp_path / "data", data__hybrid__file_extension=".png")
+    toy.register(monkeypatch, toy.ToyWithHeads)
+    small = {"model__type": "toy", "model__convnext_stages__dims": (4, 4, 8, 8)}
+    config = tiny_config(tmp_path / "data", data__hybrid__file_extension=".png", **small)
     config.data.hybrid.use_hybrid = config.data.hybrid.allow_missing_images = True
     config.data.hybrid.images_dir = str(tmp_path)
     with h5py.File(config.data.h5.images_path) as file, h5py.File(config.data.h5.labels_path, "r+") as labels:
