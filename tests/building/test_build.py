@@ -25,7 +25,7 @@ from PIL import Image
 from linnaeus_jax.building.scan.pictures import PictureChecks
 from linnaeus_jax.building.scan.verify import verify_labels
 from linnaeus_jax.building.steps import build as building
-from linnaeus_jax.building.steps.build import build, build_shard, discard, merge
+from linnaeus_jax.building.steps.build import _in_whole, build, build_shard, discard, merge
 from linnaeus_jax.building.steps.options import IMAGE_FORMS, BuildOptions
 from linnaeus_jax.building.steps.pixels import (
     BATCH,
@@ -43,6 +43,7 @@ from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.decoding import read_image
 from linnaeus_jax.data.preprocessing import Preprocessing
 from linnaeus_jax.reading.paths import Shard
+from linnaeus_jax.reading.schema import DUPLICATE_PICTURE
 from linnaeus_jax.tools.build_dataset import main
 from tests.building.build_driver import plan
 from tests.building.helpers import rows_of, write_pictures
@@ -473,3 +474,16 @@ def test_what_was_made_of_names_is_listed(tmp_path, capsys):
         "taxa_L10,PARUS MAJOR,Parus major,1\ntaxa_L10,Parus major L.,Parus major,1\n"
     )
     assert "used or rejected, a name cleaned │ 4 │ names.csv" in " ".join(capsys.readouterr().out.split())
+
+
+def test_duplicates_within_a_part_and_over_parts_name_the_candidate_of_the_whole():
+    seen: dict[str, int] = {}
+    first = [Outcome("a", 3), Outcome("b", 2), Outcome("a", 0, DUPLICATE_PICTURE, "0")]
+    second = [Outcome("c", 4), Outcome("c", 0, DUPLICATE_PICTURE, "0"), Outcome("b", 2), Outcome(reason="unreadable")]
+    assert [_in_whole(outcome, 0, i, seen) for i, outcome in enumerate(first)] == first
+    assert [_in_whole(outcome, 3, 3 + i, seen) for i, outcome in enumerate(second)] == [
+        Outcome("c", 4),
+        Outcome("c", 0, DUPLICATE_PICTURE, "3"),
+        Outcome("b", 0, DUPLICATE_PICTURE, "1"),
+        Outcome(reason="unreadable"),
+    ]

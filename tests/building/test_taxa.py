@@ -189,6 +189,13 @@ def test_classes_that_differ_in_spelling_are_said():
     assert taxa.warnings[0].startswith("4 classes of species differ only in case, author or ×, e.g. ")
 
 
+def test_a_name_of_several_ids_is_said_where_rows_without_one_had_to_choose():
+    given = {"levels": ("L10",), "name_L10": ["A a", "A a", "A a", "A a"]}
+    assert not label(id_L10=["7", "9", "9", "9"], **given).warnings
+    (said,) = label(id_L10=["7", "9", "9", None], **given).warnings
+    assert said == "species A a has several ids; rows without an id got 9"
+
+
 def test_a_rejected_name_is_shown():
     taxa = label(levels=("L10",), name_L10=[None, "A a"], written_L10=["unidentified", None])
     assert taxa.reason.tolist() == [NO_LABEL, None]

@@ -64,3 +64,11 @@ def test_vectors_of_nothing_and_of_any_sign_are_used():
     same = np.ones((10, 3), np.float32)
     label = np.arange(10) % 2
     assert 0 <= kernel_accuracies(same, same, {"one": (label, label)})["one"] <= 100
+
+
+def test_square_roots_keep_signs_and_have_length_1_in_each_row():
+    x = np.random.default_rng(0).normal(size=(5, 7)) * np.array([[1e-3], [1.0], [50.0], [2.0], [0.0]])
+    roots = square_roots(x)
+    np.testing.assert_allclose((roots**2).sum(axis=1), [1, 1, 1, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(roots[:4] ** 2, np.abs(x[:4]) / np.abs(x[:4]).sum(axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_array_equal(np.sign(roots[:4]), np.sign(x[:4]))

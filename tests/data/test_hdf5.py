@@ -22,8 +22,10 @@ from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data import hdf5
 from linnaeus_jax.data.hdf5 import UnsafeFileError, open_hdf5
 from linnaeus_jax.data.labels import read_identifiers, read_label_tables, read_split_column
+from linnaeus_jax.data.labels_file import damage_told
 from linnaeus_jax.data.metadata import ComponentSettings
 from linnaeus_jax.data.taxon_names import read_taxon_names
+from linnaeus_jax.mistakes import InputError
 from linnaeus_jax.reading.labelled_pictures import open_pictures
 from tests.building.samples import ROWS, TASKS, encoded, identifiers, pixels, replace, write_clean, write_packed
 from tests.data.hdf5_malformed import MALFORMED
@@ -281,6 +283,28 @@ def test_no_malformed_pictures_end_in_a_crash(clean, bare, tmp_path, kind):
         with h5py.File(path, "r+") as file:
             MALFORMED[kind](file, name)
         verify_labels(bare, pictures=PictureChecks(path, decode="none"))
+
+
+@pytest.mark.parametrize("chunks", [None, (2,), (7,)])
+def test_lengths_of_texts_are_those_that_the_file_says(tmp_path, monkeypatch, chunks):
+    monkeypatch.setattr(hdf5, "_PIECE", 3)
+    texts = ["", "a", "né", "abcd", "efghijk", "lm", "x" * 40]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("texts", data=texts, dtype=h5py.string_dtype(), chunks=chunks)
+    with h5py.File(tmp_path / "a.h5") as file:
+        found = np.concatenate(list(hdf5._text_lengths(tmp_path / "a.h5", file["texts"])))
+    assert sorted(found.tolist()) == sorted(len(text.encode()) for text in texts)
+
+
+def test_what_hdf5_raises_of_a_file_names_it_and_what_others_raise_passes(tmp_path):
+    path = tmp_path / "a.h5"
+    h5py.File(path, "w").close()
+    with pytest.raises(InputError, match=r"a\.h5 is damaged, or no file of this program: .*nothing"):
+        with damage_told(h5py.File(path), path) as file:
+            file["nothing"]
+    with pytest.raises(KeyError, match="ours"):
+        with damage_told(h5py.File(path), path):
+            raise KeyError("ours")
 
 
 def test_one_function_opens_every_file():

@@ -185,6 +185,18 @@ def test_what_only_begins_like_a_picture_is_none(begins):
         read_image(b"MMany words" * 10_000)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\x4f\xff\x51" + b"\xff" * 30,  # a stream of code that ends within its sizes
+        b"\0\0\0\x0cjP  \r\n\x87\n" + (8 + 200).to_bytes(4, "big") + b"jp2h" + b"\xff" * 200,  # none at all
+    ],
+    ids=["cut", "no code"],
+)
+def test_sizes_that_a_jpeg_2000_does_not_hold_are_not_judged(raw):
+    picture_costs._check_jpeg2000(raw)
+
+
 def test_pillow_says_nothing(tmp_path):
     """Two warnings for each tag of a TIFF would fill the log of a server."""
     strip = [(256, 4, 1, 32), (257, 4, 1, 32), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]

@@ -113,6 +113,16 @@ def test_what_this_package_refuses(kind):
         read_rgb(REFUSED[kind])
 
 
+def test_the_decoder_of_heic_is_needed_for_heic_alone(monkeypatch):
+    def missing():
+        raise ModuleNotFoundError("pillow_heif")
+
+    monkeypatch.setattr(portable_images, "register_heif", missing)
+    assert read_rgb(encoded(RGB, "PNG")).shape[-1] == 3
+    with pytest.raises(ModuleNotFoundError):
+        read_rgb(b"\0\0\0\x18ftypheic" + bytes(64))
+
+
 def test_colours_of_fewer_bits_are_refused_where_pillow_cuts_them():
     data = with_sbit(cv2.imencode(".png", PICTURE.astype(np.uint16) << 4)[1].tobytes(), 12, 3)
     np.testing.assert_array_equal(read_image(data), PICTURE[..., ::-1])

@@ -69,6 +69,19 @@ def test_the_heat_is_where_the_answer_comes_from(model):
     assert explanation.metadata == {}
 
 
+def test_what_is_covered_has_the_mean_colour(model):
+    """So that nothing changes where a picture of that colour alone is covered."""
+
+    def forward(image, meta, valid):
+        zeros = {task: np.zeros((len(image), n), np.float32) for task, n in sizes.items()}
+        zeros["taxa_L10"][:, 3] = 5 + image.std(axis=(1, 2)).sum(axis=1)
+        return zeros
+
+    sizes = model.bundle.taxonomy.tree.num_classes
+    mean = np.round(255 * np.array(model.bundle.preprocessing.mean)).astype(np.uint8)
+    assert not explain(with_forward(model, forward), np.broadcast_to(mean, (32, 32, 3)).copy()).heat.any()
+
+
 def test_an_unknown_picture_is_explained_too(model, tmp_path):
     def forward(image, meta, valid):
         return {task: np.eye(1, n, dtype=np.float32).repeat(len(image), 0) * 20 for task, n in sizes.items()}

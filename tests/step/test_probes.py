@@ -50,11 +50,12 @@ def test_what_is_not_due_is_zero_and_of_the_same_kind():
     def look(inputs):
         return {"step": inputs.step + 1, "wide": jnp.full((2,), 0.5, jnp.bfloat16), "yes": inputs.step >= 0}
 
-    probes = [probe("always", 1, look), probe("third", 3, look)]
+    probes = [probe("always", 1, look), probe("second", 2, look), probe("third", 3, look)]
     step = jax.jit(lambda step: measure(probes, Inputs(step)))  # type: ignore[arg-type]
     for update in range(5):
         found = step(jnp.int32(update))
         assert found["always"]["step"] == update + 1
+        assert found["second"]["step"] == (update + 1) * (update % 2 == 0)
         shown = update % 3 == 0
         assert found["third"]["step"] == (update + 1) * shown
         np.testing.assert_array_equal(found["third"]["wide"], np.float32(0.5 * shown))
