@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 
 FLAGS = [
-    "--xla_backend_optimization_level=0",
+    "--xla_backend_optimization_level=1",  # at 0 they run for longer than 1 takes to compile
     "--xla_cpu_parallel_codegen_split_count=1",  # small programs are not worth the threads: 7 % of all CPU time
     "--xla_cpu_collective_call_terminate_timeout_seconds=300",
     "--xla_cpu_collective_timeout_seconds=300",

@@ -262,7 +262,7 @@ def test_two_starts_at_once_are_both_right_or_one_is_refused_with_one_line(tmp_p
     ended = [each.ended(400) for each in begun]
     refused = [each for each in ended if each.status != 0]
     assert len(refused) <= 1, ended
-    words = "is in use by process" if same == "workdir" else "is being written by another run"
+    words = "is in use by" if same == "workdir" else "is being written by another run"
     for each in refused:
         assert each.status == 2, each
         assert not each.has_traceback
