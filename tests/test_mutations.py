@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from tests import mutations
+from tests.equivalent import EQUIVALENT
 
 SOURCE = '''"""A module."""
 import os
@@ -44,6 +45,12 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
         for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d", width)'):
             assert kept in text
     assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
+
+
+@pytest.mark.parametrize("path", sorted({path for path, _, _ in EQUIVALENT}))
+def test_what_is_equivalent_is_a_fault_of_the_code_as_it_stands(path):
+    found = {fault.key for fault in mutations.faults_of(mutations.PACKAGE / path)}
+    assert {key for key in EQUIVALENT if key[0] == path} <= found
 
 
 def test_files_that_reach_the_line_are_chosen_those_of_the_module_first():

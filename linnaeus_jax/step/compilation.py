@@ -105,10 +105,10 @@ def compile_step(
     analysis, memory = compiled.memory_analysis(), {}
     if analysis is not None:
         memory = {
-            "arguments": int(analysis.argument_size_in_bytes),
-            "results": int(analysis.output_size_in_bytes),
-            "reused": int(analysis.alias_size_in_bytes),
-            "temporaries": int(analysis.temp_size_in_bytes),
+            "arguments": analysis.argument_size_in_bytes,
+            "results": analysis.output_size_in_bytes,
+            "reused": analysis.alias_size_in_bytes,
+            "temporaries": analysis.temp_size_in_bytes,
         }
     cost = compiled.cost_analysis() or {}
     result = CompiledStep(name, step, compiled, time.perf_counter() - started, memory, float(cost.get("flops", 0.0)))

@@ -146,6 +146,7 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
     size = choose_size(rows, img_size, accelerated=accelerated)
     assert (size.variant, size.epochs, size.batch_size) == wanted
     assert size.base_lr == {"tiny": 0.016}.get(size.variant, 0.002)
+    assert size.remark.startswith(f"chosen for {rows:,} training rows of {img_size} px on ")
     if accelerated:
         assert size.seconds is None
     else:

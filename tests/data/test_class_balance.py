@@ -275,3 +275,9 @@ def test_coverage_of_balanced_classes(tmp_path):
         index = inputs.plans.plan(epoch).index
         draws += np.bincount(dataset.train.labels[index[index >= 0], 1], minlength=5) / 3
     np.testing.assert_allclose(draws, [0, 24, 24, 24, 24])
+
+
+def test_the_finest_rank_is_balanced_where_none_is_named(tmp_path):
+    for task, place in (("", 0), ("taxa_L10", 0), ("taxa_L30", 2)):
+        config = tiny_config(tmp_path, data__sampler__class_balance="sqrt", data__sampler__class_balance_task=task)
+        assert SamplerSettings.from_config(typed(config)).balanced_rank == place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiling import FLAGS
+from tests.compiling import LONGER
 from tests.docs.commands import typed
 from tests.docs.decisions import COMPILED_AS_USERS, SHORTENED, TYPED_BEFORE, TYPED_ELSEWHERE
 from tests.docs.pages import README, name, pages
@@ -33,7 +33,7 @@ def test_every_command_does_what_the_page_shows(page, workspace, settings, tmp_p
         shutil.copytree(place / "runs" / "demo", place / directory)
         before[line] = (place / f"{directory}.txt").read_text()
     if name(page) not in COMPILED_AS_USERS:
-        settings = settings | {"XLA_FLAGS": " ".join(FLAGS)}
+        settings = settings | {"XLA_FLAGS": " ".join(LONGER)}
     text = typed(page, place, settings, update=update, skip=skip.keys(), more=more, before=before)
     if update:
         page.write_text(text, encoding="utf-8")
