@@ -160,7 +160,7 @@ def test_step_features_measures(
 @pytest.mark.slow
 def test_input_pipeline_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    small = ["--images", "32", "--size", "32", "--batch", "8", "--updates", "4", "--pairs", "1"]
+    small = ["--images", "32", "--size", "32", "--batch", "8", "--updates", "4", "--pairs", "2"]
     monkeypatch.setattr(sys, "argv", ["input_pipeline", *small])
     importlib.import_module("benchmarks.input_pipeline").main()
     rows = json.loads((tmp_path / "input_pipeline.json").read_text())["rows"]
