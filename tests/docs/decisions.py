@@ -60,17 +60,6 @@ TYPED_ELSEWHERE: dict[str, dict[str, str]] = {
             "tests/inference/test_onnx.py::test_quantized_convolutions_answer_alike_in_a_quarter_of_the_bytes"
         ),
     },
-    "docs/using_a_model.md": dict.fromkeys(
-        (
-            (
-                "linnaeus train --config=configs/quickstart.py --config.train.epochs=1 --config.train.seed=1"
-                " --workdir=runs/seed1"
-            ),
-            "linnaeus bundle runs/demo runs/seed1 both",
-            "linnaeus predict both photos --meta places.csv --out both.csv",
-        ),
-        "tests/tools/test_bundle.py::test_of_several_runs",
-    ),
     "docs/clusters.md": dict.fromkeys(
         (
             "for i in 0 1; do",
