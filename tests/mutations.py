@@ -142,6 +142,11 @@ def changed(node: ast.AST) -> Iterator[tuple[str, ast.expr | str]]:
             yield from _changed_call(node)
 
 
+def _asserts(keyword: ast.keyword) -> bool:
+    """Whether it is the `strict=True` of a `zip`, an assertion."""
+    return keyword.arg == "strict" and ast.unparse(keyword.value) == "True"
+
+
 def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     if len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred):
         yield "dropped call", node.args[0]
@@ -150,7 +155,7 @@ def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
             if ast.dump(first) != ast.dump(second):
                 yield "swapped arguments", ast.Call(node.func, [second, first, *others], node.keywords)
     for place, keyword in enumerate(node.keywords):
-        if keyword.arg is not None:
+        if keyword.arg is not None and not _asserts(keyword):
             rest = [*node.keywords[:place], *node.keywords[place + 1 :]]
             yield "dropped keyword", ast.Call(node.func, node.args, rest)
             if keyword.arg == "axis" and isinstance(keyword.value, ast.Constant) and keyword.value.value in (0, 1):
@@ -166,6 +171,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Call(func=func) | ast.Expr(value=ast.Call(func=func)) if WORDS.search(ast.unparse(func)):
             return
         case ast.Expr(value=ast.Constant()):
+            return
+        case ast.keyword() if _asserts(node):
             return
     yield node
     for name, value in ast.iter_fields(node):

@@ -20,6 +20,8 @@ def area(width: int, height: float, *, exact: bool = False) -> float:
         raise ValueError(f"width {width + 1} < 0")
     log.info("area of %d", width)
     total = np.sum(width * height, axis=0)
+    for low, high in zip(total, width, strict=True):
+        keep(low, high)
     return -total.astype(np.float32) if exact and width > 1.5 else scaled(width, height)
 '''
 
@@ -42,8 +44,9 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
     assert len(made) == len(faults)
     for text in made:
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(before))
-        for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d", width)'):
+        for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d"'):
             assert kept in text
+        assert b"strict=True" in text
     assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
 
 
