@@ -164,7 +164,7 @@ def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that compute something: no annotations, decorators, docstrings, messages or assertions."""
+    """The nodes that compute something: no types, decorators, docstrings, messages or assertions."""
     match node:
         case ast.Raise() | ast.Assert() | ast.JoinedStr() | ast.Import() | ast.ImportFrom():
             return
@@ -173,6 +173,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Expr(value=ast.Constant()):
             return
         case ast.keyword() if _asserts(node):
+            return
+        case ast.Subscript(value=ast.Name(id="NDArray")):
             return
     yield node
     for name, value in ast.iter_fields(node):

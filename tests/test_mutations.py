@@ -13,6 +13,8 @@ from tests.equivalent import EQUIVALENT
 SOURCE = '''"""A module."""
 import os
 
+Parts = Mapping[str, NDArray[np.int64]]
+
 @cache(size=3)
 def area(width: int, height: float, *, exact: bool = False) -> float:
     """Width times height, 2 * 3."""
@@ -47,6 +49,7 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
         for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d"'):
             assert kept in text
         assert b"strict=True" in text
+        assert b"NDArray[np.int64]" in text
     assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
 
 
