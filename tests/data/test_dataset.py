@@ -159,6 +159,19 @@ def test_assets_say_what_the_dataset_says(built, tmp_path):
     assert tuple(read("assets/taxonomy_tree.json")["task_keys"]) == dataset.tasks
 
 
+def test_a_sample_is_a_part_of_the_rows_in_their_order(built):
+    split = built["S0"][0].train
+    few = split.sample(len(split) // 2, seed=3)
+    assert len(few) == len(split) // 2
+    place = {row: at for at, row in enumerate(split.rows.tolist())}
+    chosen = [place[row] for row in few.rows.tolist()]
+    assert chosen == sorted(set(chosen))
+    np.testing.assert_array_equal(few.taxa, split.taxa[chosen])
+    np.testing.assert_array_equal(few.rarity, split.rarity[chosen])
+    assert (few.rows != split.sample(len(few), seed=4).rows).any()
+    assert split.sample(len(split), seed=3) is split
+
+
 def test_report_counts_what_was_rejected(built):
     dataset, want = built["S2"]
     text = dataset.report()

@@ -103,6 +103,28 @@ def test_refused_by_its_structure(name):
     assert time.process_time() - started < 2
 
 
+#: what there may be at the most -> a file with so many, and the number
+LIMITS = {
+    "segments of a JPEG": (lambda count: b"\xff\xd8" + b"\xff\xfe\0\2" * count, 10_000),
+    "bytes between its segments": (lambda count: b"\xff\xd8" + bytes(count) + b"\xff\xd9", 65_536),
+    "chunks of a PNG": (lambda count: b"\x89PNG\r\n\x1a\n" + chunk(b"IDAT", b"") * count, 131_072),
+    "chunks before its pixels": (lambda count: b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", b"") * count, 1000),
+    "chunks of a WebP": (lambda count: b"RIFF\0\0\0\0WEBP" + b"XXXX\0\0\0\0" * count, 10_000),
+    "blocks of a GIF": (lambda count: b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\1x" * (count - 1) + b"\0,", 4096),
+    "boxes of a JPEG 2000": (lambda count: b"\0\0\0\x08jP  " + b"\0\0\0\x08free" * (count - 1), 1000),
+    "tags of a TIFF": (lambda count: tiff([(40000 + i, 3, 1, 1) for i in range(count)]), 1000),
+    "strips": (strips, 131_072),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_most_are_read(name):
+    of_count, most = LIMITS[name]
+    picture_costs.check_cost(of_count(most))
+    with pytest.raises(TooCostly):
+        picture_costs.check_cost(of_count(most + 1))
+
+
 def test_the_most_scans_are_read():
     more = picture_costs.MAX_SCANS - jpeg_of_scans(8, 8, 0).count(b"\xff\xda")
     picture_costs.check_cost(jpeg_of_scans(8, 8, more))

@@ -81,6 +81,7 @@ def test_inclusion_rates_within_binomial_bounds():
     rows, tasks = 100_000, 2
     uniforms = uniforms_of(jax.random.key(7), (rows,), tasks)
     null = np.broadcast_to(np.arange(rows)[:, None] % 2 == 0, (rows, tasks))
+    assert not kept(null, probability=0.0, uniforms=jnp.zeros((rows, tasks)))[::2].any()  # 0 is drawn, too
     for probability in (0.0, 0.03, 0.5, 1.0):
         keep = np.asarray(kept(null, probability=probability, uniforms=uniforms))
         assert keep[1::2].all()
