@@ -25,6 +25,7 @@ from linnaeus_jax.config.keys import value_of
 from linnaeus_jax.data.taxon_names import write_taxon_names
 from linnaeus_jax.models import heads
 from tests import forks
+from tests.compiling import LONGER
 from tests.extending.common import train_resume_evaluate
 from tests.plugins import forget_plugins
 
@@ -559,10 +560,11 @@ def test_short_form(tmp_path, monkeypatch):
         return making.Cost(1.0, 1.0, 1.0)
 
     monkeypatch.setattr(making, "run", run)
+    monkeypatch.setenv("XLA_FLAGS", " ".join(LONGER))
     of = short_set(Path(directory))
     rows = read(of, Path(directory))
     place = making.Place("short", rows, "official", Path(directory), tmp_path / "out", tmp_path / "results", "")
-    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 10})
+    row = dataclasses.replace(ROWS["head-lite0"], settings=dict(ROWS["head-lite0"].settings) | {"train.epochs": 2})
     report = making.make_row(place, "head-lite0", row, 1, "")
     assert report["pictures"] == {"train": 162, "val": 18, "test": 72}
     found = report["figures"]

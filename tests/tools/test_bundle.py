@@ -133,9 +133,12 @@ def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_de
 @pytest.mark.slow
 def test_of_several_runs(tmp_path, one_device, capsys):
     """Calibrated on what they say together of the rows that none was trained on."""
-    save_run(tmp_path / "one", tiny_config(tmp_path / "data"), {3: 0.2})
-    save_run(tmp_path / "two", tiny_config(tmp_path / "data", train__seed=1), {4: 0.2})
-    save_run(tmp_path / "other", tiny_config(tmp_path / "data", data__h5__train_val_split_seed=7), {5: 0.2})
+    stages = ("convnext_stages__dims", "convnext_stages__depths", "rope_stages__depths", "rope_stages__num_heads")
+    small = {f"model__{key}": () for key in stages} | {"model__type": "ViT"}
+    small |= {"model__vit__patch_size": 16, "model__vit__depth": 2, "model__vit__dim": 24}
+    save_run(tmp_path / "one", tiny_config(tmp_path / "data", **small), {3: 0.2})
+    save_run(tmp_path / "two", tiny_config(tmp_path / "data", train__seed=1, **small), {4: 0.2})
+    save_run(tmp_path / "other", tiny_config(tmp_path / "data", data__h5__train_val_split_seed=7, **small), {5: 0.2})
     one, two, other, out = (str(tmp_path / name) for name in ("one", "two", "other", "b"))
     assert tool.main([one, other, out]) == 2
     assert "other was trained on or validated by other rows than" in " ".join(capsys.readouterr().err.split())
