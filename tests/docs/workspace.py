@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.compiling import LONGER
 from tests.docs.decisions import FIRST_RUN
 from tests.docs.pages import ROOT
 
@@ -19,11 +20,12 @@ PHOTOS = 12
 
 
 def environment() -> dict[str, str]:
-    """That of a user: one device, no settings of the tests, this Python first in the path, these sources."""
+    """That of a user: one device, this Python first in the path, these sources; but for how programs are compiled."""
     own = ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "WANDB_MODE", "PYTEST_ADDOPTS", "VIRTUAL_ENV")
     kept = {key: value for key, value in os.environ.items() if key not in own and not key.startswith("PYTEST_")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return kept | {"PATH": path, "COLUMNS": "100", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    own_values = {"PATH": path, "COLUMNS": "100", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return kept | own_values | {"XLA_FLAGS": " ".join(LONGER)}
 
 
 def made(parent: Path, settings: dict[str, str]) -> Path:
