@@ -217,3 +217,14 @@ def test_the_speed_of_a_machine_is_looked_at_in_a_moment(monkeypatch):
 def test_the_backend_is_that_which_is_asked_for(monkeypatch, platforms, wanted):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     assert has_accelerator() is wanted
+
+
+def test_pictures_of_twice_the_side_take_four_times_as_long():
+    """But for the fit of the heads, which sees features alone."""
+    of_side = [{way.tune: way for way in starter._pretrained_ways(200, side, 32)} for side in (640, 1280)]
+    assert len(of_side[0]) == 2
+    for tune, way in of_side[0].items():
+        assert of_side[1][tune].of_epoch == pytest.approx(4 * way.of_epoch)
+    assert of_side[1]["head"].storing == pytest.approx(4 * of_side[0]["head"].storing)
+    shares = [starter._pretrained_ways(rows, 224, 32)[-1].of_epoch / rows for rows in (500, 2640)]
+    assert shares[0] == pytest.approx(shares[1])

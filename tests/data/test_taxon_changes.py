@@ -149,3 +149,9 @@ def test_a_renamed_species_in_a_genus_of_another_name_is_noted():
     assert note == (
         "1 renamed species stay in a genus of another name, such as Poecile minor in Parus; give their parent"
     )
+
+
+def test_an_id_that_is_taken_is_followed_by_the_next():
+    first = id_of_name("taxa_L10", "Parus", ())
+    assert id_of_name("taxa_L10", "Parus", {first, first + 1}) == first + 2
+    assert 32_767 < first < 2**31 - 2

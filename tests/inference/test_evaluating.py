@@ -32,8 +32,9 @@ from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summ
 from linnaeus_jax.metrics.judged import haurc
 from linnaeus_jax.tools import evaluate
 
-#: species of the rows; 99 is a species that the model does not know, of a genus that it knows
-SPECIES = [11, 12, 13, 99, 0, 99, 13, 0]
+#: a species that the model does not know, of a genus that it knows; no int32
+UNKNOWN_ID = 4_000_000_099
+SPECIES = [11, 12, 13, UNKNOWN_ID, 0, UNKNOWN_ID, 13, 0]
 GENUS = [21, 21, 22, 22, 22, 77, 22, 0]
 
 
@@ -58,6 +59,7 @@ def data(tmp_path, pictures) -> SimpleNamespace:
 def test_labels_are_matched_by_taxon_id(bundle, data):
     labelled = read_labelled(bundle, data.labels)
     assert labelled.rows.tolist() == list(range(7))
+    assert labelled.taxon[:, 0].tolist() == SPECIES[:7]
     assert labelled.label[:, 0].tolist() == [1, 2, 3, UNKNOWN, NO_LABEL, UNKNOWN, 3]
     assert labelled.label[:, 1].tolist() == [1, 1, 2, 2, 2, UNKNOWN, 2]
     assert (labelled.label[:, 2] == NO_LABEL).all()
@@ -117,7 +119,7 @@ def test_what_becomes_of_unknown_taxa(model, bundle, data):
     assert species["accuracy"][PATH] == pytest.approx(2 / 4)  # rows 2 and 6
     assert genus["accuracy"][PATH] == pytest.approx(4 / 6)
     assert numbers["ranks"]["family"]["accuracy"][PATH] is None
-    # of the rows 3 and 5 of species 99, row 3 is answered by its genus, row 5 by a species
+    # of the rows 3 and 5 of the unknown species, row 3 is answered by its genus, row 5 by a species
     expected = {"named": 0.5, "coarser": 0.5, "coarser_wrong": 0.0, "none": 0.0}
     assert numbers["unknown_taxa_answered"]["species"] == expected
     assert numbers["unknown_taxa_answered"]["genus"]["named"] == 1.0, "row 5 by a species of another genus"

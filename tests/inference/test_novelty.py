@@ -27,10 +27,11 @@ from linnaeus_jax.inference.files.predicting import Job, predict_files
 from linnaeus_jax.inference.files.prediction_lines import JsonLines
 from linnaeus_jax.inference.forward import BLOCK, FUSED, TRUNK
 from linnaeus_jax.inference.model import Model
-from linnaeus_jax.inference.novelty import KINDS, Novelty, novelty_text
+from linnaeus_jax.inference.novelty import CONSTANT, INPUTS, KINDS, Novelty, novelty_text
 from linnaeus_jax.inference.paths import some
 from linnaeus_jax.inference.pooling import Pooling
-from linnaeus_jax.inference.quality.measured_novelty import fit, judged, told_apart
+from linnaeus_jax.inference.quality import measured_novelty
+from linnaeus_jax.inference.quality.measured_novelty import BOUNDS, fit, judged, told_apart
 from linnaeus_jax.inference.quality.prior_fitting import prior_of
 from linnaeus_jax.inference.server.schemas import PredictForm, PredictionOut
 from linnaeus_jax.reading.metadata import Observation
@@ -483,3 +484,25 @@ def test_a_prior_counts_beside_what_is_new(judging, pictures, tmp_path):
     assert all(each.novelty and each.prior_text is not None for each in found)
     without = both.predict([jobs[0].picture.path], **known, novelty="off")
     assert without[0].path == found[0].path
+
+
+@pytest.mark.parametrize("apart", [1.0, 10.0])
+def test_weights_are_the_best_of_their_penalised_loss(apart):
+    """By the slope of the loss written out, which is 0 within the bounds; for rows that any weights tell apart, too."""
+    rng = np.random.default_rng(1)
+    signs = np.array([1.0 if BOUNDS[name][0] == 0 else -1.0 for name in INPUTS])
+    known = rng.normal(size=(40, 3)) * [1, 2, 5] + apart * signs * [1, 2, 5]
+    new = rng.normal(size=(10, 3)) * [1, 2, 5]
+    found = measured_novelty._weights(known, new)
+    x = np.concatenate([known, new])
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+
+    def loss(w):
+        margin = np.repeat([1, -1], [40, 10]) * ((x - mean) / scale @ w[1:] + w[0])
+        return (np.repeat([25 / 40, 25 / 10], [40, 10]) * np.log1p(np.exp(-margin))).sum() + 0.5 * w[1:] @ w[1:]
+
+    raw = np.array([found[name] for name in INPUTS])
+    assert (raw * signs > 0).all()
+    best = np.array([found[CONSTANT] + mean @ raw, *(raw * scale)])
+    slope = [(loss(best + 1e-5 * away) - loss(best - 1e-5 * away)) / 2e-5 for away in np.eye(4)]
+    np.testing.assert_allclose(slope, 0, atol=1e-3)
