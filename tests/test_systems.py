@@ -151,7 +151,8 @@ def test_a_file_is_read_at_any_place_without_a_call_for_it(tmp_path, monkeypatch
 
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join([str(OTHER_SYSTEM), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "WANDB_MODE": "disabled", **more}
+    own = {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "WANDB_MODE": "disabled", "JAX_NUM_CPU_DEVICES": "1"}
+    return {**os.environ, **own, **more}
 
 
 def python(*arguments: str | Path, folder: Path) -> str:

@@ -97,7 +97,7 @@ def test_blocks_have_to_be_better_by_a_standard_error(metric, value, found):
 
 
 @pytest.mark.slow
-def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp_path, capsys):
+def test_the_frozen_trunk_is_a_candidate_and_a_kill_after_it_changes_nothing(tmp_path, one_device, capsys):
     def config(**changes):
         return config_of(tmp_path / "data", "auto:1", lr_scheduler__base_lr=1e-7, train__epochs=2, **changes)
 
