@@ -113,6 +113,7 @@ def test_every_form_holds_the_pictures(pictures, whole):
             np.testing.assert_array_equal(raw["images"][row], pixels)
     with h5py.File(whole["jpeg"] / "images.h5") as packed, h5py.File(whole["raw"] / "images.h5") as raw:
         offsets = packed["image_offsets"][:]
+        assert offsets.dtype == np.int64  # files may be of any size
         Preprocessing(pixels.shape[:2]).decode(packed["image_bytes"][: offsets[1]].tobytes(), pixels)
         assert np.abs(pixels.astype(int) - raw["images"][0]).mean() < 4
     assert not (whole["folder"] / "images.h5").exists()
@@ -292,6 +293,7 @@ def test_parts_make_the_same_whole_without_copies(pictures, whole, tmp_path, for
         with h5py.File(out / "images.h5") as joined, h5py.File(whole[form] / "images.h5") as single:
             for name in single:
                 np.testing.assert_array_equal(joined[name][:], single[name][:])
+                assert joined[name].dtype == single[name].dtype
         assert (out / "images.h5").stat().st_size < 50_000
         moved = tmp_path / "elsewhere"
         out.rename(moved)

@@ -148,6 +148,9 @@ def test_card(bundle, rows, tmp_path):
             assert float(held) == pytest.approx(100 * float(level), abs=6)
     assert re.search(r"^\| 5 to 9 \| \d+ \| [\d.]+ \| [\d.]+ \|$", promises[1], re.MULTILINE)
     for rows_of in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        _, rules, *cells = (re.split(r"(?<!\\)\|", line)[1:-1] for line in rows_of.splitlines())
+        for rule, column in zip(rules, zip(*cells, strict=True), strict=True):
+            assert rule.strip() == ":--" or not re.search("[a-z]{4}", " ".join(column)), column  # texts begin alike
         assert len(Counter(len(re.findall(r"(?<!\\)\|", line)) for line in rows_of.splitlines())) == 1
     assert str(tmp_path) not in text
     assert not re.search(r"\bnan\b", text)

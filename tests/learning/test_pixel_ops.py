@@ -89,6 +89,7 @@ def test_geometry_follows_pillow(golden):
     @jax.jit
     def moved(op, value):
         matrix = pixel_ops.affine_matrix(op, value, height, width)
+        assert matrix.shape == (2, 3)
         x, y = pixel_ops.affine_points(matrix, *pixel_ops.pixel_centres(height, width))
         return x, y, jnp.round(pixel_ops.sample(jnp.asarray(image), x, y)), pixel_ops.outside(x, y, height, width)
 
