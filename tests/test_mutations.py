@@ -24,6 +24,7 @@ def area(width: int, height: float, *, exact: bool = False) -> float:
     total = np.sum(width * height, axis=0)
     for low, high in zip(total, width, strict=True):
         keep(low, high)
+    total = np.maximum(total, max(width, 1))
     return -total.astype(np.float32) if exact and width > 1.5 else scaled(width, height)
 '''
 
@@ -50,6 +51,8 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
             assert kept in text
         assert b"strict=True" in text
         assert b"NDArray[np.int64]" in text
+        assert "np.maximum(max" not in text.decode()
+        assert "max(1, width)" not in text.decode()
     assert "'width < 0' -> 'width <= 0'" in {fault.shown for fault in faults}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import typed
-from tests.docs.decisions import COMPILED_AS_USERS, SHORTENED, TYPED_BEFORE, TYPED_ELSEWHERE
+from tests.docs.commands import run, typed
+from tests.docs.decisions import COMPILED_AS_USERS, FEWER_ROWS, SHORTENED, TYPED_BEFORE, TYPED_ELSEWHERE
 from tests.docs.pages import README, name, pages
 from tests.docs.workspace import cloned, copied, made, unclean
 
@@ -31,6 +31,9 @@ def test_every_command_does_what_the_page_shows(page, workspace, settings, tmp_p
     for line, directory in TYPED_BEFORE.get(name(page), {}).items():
         shutil.copytree(place / "runs" / "demo", place / directory)
         before[line] = (place / f"{directory}.txt").read_text()
+    if name(page) in FEWER_ROWS:
+        shutil.rmtree(place / "data" / "demo")
+        run("linnaeus demo --out data/demo --rows 1200", place, settings)
     if name(page) in COMPILED_AS_USERS:
         settings = {key: value for key, value in settings.items() if key != "XLA_FLAGS"}
     text = typed(page, place, settings, update=update, skip=skip.keys(), more=more, before=before)
