@@ -67,4 +67,5 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "enough = len(latin) >= _LEAST_LATIN * votes and len(alone) >= _LEAST_ALONE * votes",
         "'len(latin) >= _LEAST_LATIN * votes' -> 'len(latin) > _LEAST_LATIN * votes'",
     ): _TUNED,
+    ("building/steps/splits.py", "split = np.full(len(size), TRAIN, np.int64)", "'np.int64' -> 'np.int32'"): _SMALL,
 }

@@ -146,9 +146,9 @@ def changed(node: ast.AST) -> Iterator[tuple[str, ast.expr | str]]:
             yield from _changed_call(node)
 
 
-def _asserts(keyword: ast.keyword) -> bool:
-    """Whether it is the `strict=True` of a `zip`, an assertion."""
-    return keyword.arg == "strict" and ast.unparse(keyword.value) == "True"
+def _computes(keyword: ast.keyword) -> bool:
+    """Not the `strict=True` of a `zip`, an assertion, nor what threads are called."""
+    return keyword.arg != "thread_name_prefix" and (keyword.arg != "strict" or ast.unparse(keyword.value) != "True")
 
 
 def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -159,7 +159,7 @@ def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
             if ast.dump(first) != ast.dump(second) and not SYMMETRIC.search(ast.unparse(node.func)):
                 yield "swapped arguments", ast.Call(node.func, [second, first, *others], node.keywords)
     for place, keyword in enumerate(node.keywords):
-        if keyword.arg is not None and not _asserts(keyword):
+        if keyword.arg is not None and _computes(keyword):
             rest = [*node.keywords[:place], *node.keywords[place + 1 :]]
             yield "dropped keyword", ast.Call(node.func, node.args, rest)
             if keyword.arg == "axis" and isinstance(keyword.value, ast.Constant) and keyword.value.value in (0, 1):
@@ -176,7 +176,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
             return
         case ast.Expr(value=ast.Constant()):
             return
-        case ast.keyword() if _asserts(node):
+        case ast.keyword() if not _computes(node):
             return
         case ast.Subscript(value=ast.Name(id="NDArray")):
             return

@@ -94,7 +94,7 @@ def _layer_factors(
 ) -> list[float]:
     """Factor of every parameter's learning rate by its depth: 1 at the heads, `decay` less with each layer."""
     depth = [layer_index(parameter.name) if layer_index else 0 for parameter in parameters]
-    deepest = max(depth, default=0)
+    deepest = max(depth)
     return [decay ** (deepest - each) for each in depth]
 
 

@@ -210,6 +210,8 @@ def test_right_values_give_no_message(data):
     assert errors_of(data, bounds | {"schedule.validation.interval_epochs": None}) == []
     smoothed = {"loss.task_specific.train.funcs": ("TaxonomyAwareLabelSmoothing",)}
     assert errors_of(data, smoothed | {"loss.taxonomy_smoothing.enabled": (True,)}) == []
+    smoothed = {"loss.task_specific.val.funcs": ("TaxonomyAwareLabelSmoothing", *("CrossEntropyLoss",) * 2)}
+    assert errors_of(data, smoothed | {"loss.taxonomy_smoothing.enabled": (True, False, False)}) == []
     always = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.update_interval": 1}
     assert errors_of(data, always) == []
 
