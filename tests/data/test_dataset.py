@@ -11,7 +11,8 @@ import pytest
 
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
-from linnaeus_jax.data.other_labels import held_out_split
+from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
+from linnaeus_jax.mistakes import InputError
 from tests.conftest import FIXTURES
 from tests.data.helpers import COMPONENTS, golden_config, golden_settings, small_config, write_labels
 from tests.npz import load_npz
@@ -281,6 +282,24 @@ def test_contradicting_parents(tmp_path, caplog):
     config.data.parent_conflict_limit = 0.05
     with pytest.raises(ValueError, match=r"taxa_L10 7: parents 1 \(9 rows\), 2 \(1 rows\)"):
         build_dataset(typed(config))
+
+
+def test_other_labels_are_under_the_classes_of_the_run(tmp_path, caplog):
+    """Rows of a taxon that the run does not know are left out; of null rows the known ranks count."""
+    tasks = ("taxa_L10", "taxa_L20")
+    config = typed(
+        small_config(write_labels(tmp_path / "a.h5", {"taxa_L10": [5, 7, 9] * 9, "taxa_L20": [1, 1, 2] * 9}), tasks)
+    )
+    dataset = build_dataset(config)
+    other = write_labels(tmp_path / "b.h5", {"taxa_L10": [9, 6, 0, 5, 10], "taxa_L20": [2, 1, 1, 1, 2]})
+    split = read_other_labels(config, dataset, str(other), "pictures.h5")
+    assert split.rows.tolist() == [0, 2, 3]
+    assert split.labels.tolist() == [[3, 2], [0, 1], [1, 1]]
+    assert split.labels.dtype == np.int32
+    assert split.images == "pictures.h5"
+    assert "2 rows have a taxon that the run does not know" in caplog.text
+    with pytest.raises(InputError, match="every row has a taxon that the run does not know"):
+        read_other_labels(config, dataset, str(write_labels(tmp_path / "c.h5", {"taxa_L10": [8], "taxa_L20": [2]})), "")
 
 
 def test_half_ranks_are_tasks(tmp_path):
