@@ -68,4 +68,20 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "'len(latin) >= _LEAST_LATIN * votes' -> 'len(latin) > _LEAST_LATIN * votes'",
     ): _TUNED,
     ("building/steps/splits.py", "split = np.full(len(size), TRAIN, np.int64)", "'np.int64' -> 'np.int32'"): _SMALL,
+    (
+        "data/portable_images.py",
+        "if marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD7:  # padding, and markers that stand alone",
+        "'0xD7' -> '216'",
+    ): "the marker of the start, which no picture has twice",
+    (
+        "learning/mixing.py",
+        "take_partner = mixed[:, None] & of_partner(valid) & (~valid | (draws.pick >= 0.5)[:, None])",
+        "'draws.pick >= 0.5' -> 'draws.pick > 0.5'",
+    ): "one of 8 million values that are drawn",
+    (
+        "data/h5_images.py",
+        "np.array([number[run[3]] for run in found], np.int64),",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
+    ("data/h5_images.py", "np.array([run[2] for run in found], np.int64),", "'np.int64' -> 'np.int32'"): _SMALL,
 }

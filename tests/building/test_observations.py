@@ -141,6 +141,10 @@ def test_year_month_and_day_stand_in_for_a_date():
     assert no_year.encoded["temporal"].values.tolist() == [[0, 0]], "the day of the year depends on the year"
 
 
+def test_without_dates_there_are_no_days():
+    assert observe(latitude=["1"], longitude=["2"]).days.tolist() == []
+
+
 def test_days_before_1970_are_known():
     assert observe(date=["1969-12-30", "1970-01-02", None]).days.tolist() == [0, 3, -1]
 

@@ -22,6 +22,8 @@ from linnaeus_jax.reading.exif import observation_of
 from tests.campaign.pictures_made import after_start, chunk, encoded, jpeg_of_scans, png_with, tiff, tile_of
 
 SCAN_BEHIND_HIDDEN_END = b"\xff\xfe\0\4\xff\xd9"
+#: one tile, whose width is an empty tag: that of the picture
+EMPTY = [(256, 4, 1, 32), (257, 4, 1, 32), (322, 4, 0, 0), (323, 4, 1, 2**30), (324, 4, 1, 8), (325, 4, 1, 9)]
 SHARED = tiff([(40000 + i, 1, 500_000, 8) for i in range(900)], bytes(500_000))
 
 
@@ -63,6 +65,7 @@ COSTLY = {
         b"II+\0" + struct.pack("<HHQQ", 8, 0, 16, len(TILE)) + b"".join(struct.pack("<HHQQ", *tag) for tag in TILE),
         "32 x 32 pixels in tiles of 60000 x 11008",
     ),
+    "tile of a width that is not told": (tiff(EMPTY), "32 x 32 pixels in tiles of 32 x 1073741824"),
     "tags": (tiff([(40000 + i % 20000, 2, 4, 65) for i in range(65535)]), "65535 tags"),
     "tags that share a value": (SHARED, "many times larger than the file"),
     "tag twice": (tiff([(322, 4, 1, 16), (322, 4, 1, 60000)], bytes(20)), "tag 322 is given 2 times"),
@@ -196,6 +199,14 @@ def test_what_programs_write_is_read(name):
     assert got.shape == want.shape
     np.testing.assert_array_equal(got, want)
     open_header(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "JPEG2000", "PPM"])
+def test_a_file_that_ends_anywhere_is_no_surprise(kind):
+    """What is cut is left to the decoder."""
+    data = encoded(40, 30, kind)
+    for stop in range(min(len(data), 1200)):
+        picture_costs.check_cost(data[:stop])
 
 
 @pytest.mark.parametrize("begins", [b"MM", b"II", b"P6", b"PK\3\4", b"GIF", b"RIFF", b"jP  ", b"\0\0\0\x0cjP  ", b"BM"])

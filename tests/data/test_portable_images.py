@@ -130,6 +130,9 @@ def test_colours_of_fewer_bits_are_refused_where_pillow_cuts_them():
         read_rgb(data)
     high = with_sbit(cv2.imencode(".png", PICTURE.astype(np.uint16) << 8)[1].tobytes(), 12, 3)
     np.testing.assert_array_equal(read_rgb(high), PICTURE[..., ::-1])  # as PNG has it: in the high bits
+    dark = np.minimum(PICTURE, 16)  # more than 12 bits have
+    read = read_rgb(with_sbit(cv2.imencode(".png", dark.astype(np.uint16) << 8)[1].tobytes(), 12, 3))
+    np.testing.assert_array_equal(read, dark[..., ::-1])
 
 
 @pytest.mark.parametrize(("mode", "interpolation"), list(itertools.product(RESIZE_MODES, INTERPOLATIONS)))
