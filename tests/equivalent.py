@@ -84,4 +84,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
     ("data/h5_images.py", "np.array([run[2] for run in found], np.int64),", "'np.int64' -> 'np.int32'"): _SMALL,
+    (
+        "step/process.py",
+        'facts = hashlib.sha256(f"{platform.machine()} {_cpu_features()}".encode()).hexdigest()[:12]',
+        "'12' -> '13'",
+    ): "a name",
+    (
+        "taxonomy/ranks.py",
+        "given = [task for task in listed if task in set(tasks)]",
+        "'set(tasks)' -> 'tasks'",
+    ): "what is in a set is in the list that it is of",
 }

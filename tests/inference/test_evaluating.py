@@ -28,7 +28,7 @@ from linnaeus_jax.inference.quality.evaluating import (
     evaluate_labelled,
     read_labelled,
 )
-from linnaeus_jax.inference.quality.evaluation_page import evaluation_page, summary
+from linnaeus_jax.inference.quality.evaluation_page import coverage_rows, evaluation_page, summary
 from linnaeus_jax.metrics.judged import haurc
 from linnaeus_jax.tools import evaluate
 
@@ -209,6 +209,10 @@ def test_answers_and_sets_for_a_coverage(bundle, data, tmp_path, capsys):
     assert "training rows of the taxon" in out.read_text()
     assert evaluate.main(given) == 0
     assert "answers and sets by --coverage" in capsys.readouterr().out
+    nothing = {"answers": found["answers"], "sets": found["sets"] | {"mean_size": None}}
+    rows = coverage_rows({"coverage": [found, nothing]}, str)
+    assert [row[0] for row in rows] == ["0.9", "0.9"]
+    assert [row[-2:] for row in rows] == [["4.0", "3.0"], ["-", "3.0"]]
 
 
 @pytest.mark.parametrize(

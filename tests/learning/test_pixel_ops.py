@@ -168,3 +168,11 @@ def test_policies_in_numbers():
         sub_policies("origina1")
     with pytest.raises(ValueError, match="unknown policy operator 'Twirl'"):
         operator_argument("Twirl", 1)
+
+
+def test_what_lies_outside():
+    """The edge at 0 is of the picture, that at its size is not."""
+    at = jnp.array([-0.01, 0.0, 5.99, 6.0, 6.01])
+    inside = jnp.full(5, 2.0)
+    assert pixel_ops.outside(inside, at, 6, 9).tolist() == [True, False, False, True, True]
+    assert pixel_ops.outside(at * 9 / 6, inside, 6, 9).tolist() == [True, False, False, True, True]

@@ -9,7 +9,7 @@ import pytest
 from linnaeus_jax.checks import validate_schedule_config
 from linnaeus_jax.config import get_config
 from linnaeus_jax.config.typed import typed
-from linnaeus_jax.metrics import register
+from linnaeus_jax.metrics import phases, register
 from linnaeus_jax.schedules import OpsSchedule, TrainingProgress
 from linnaeus_jax.schedules.early_stop import (
     check,
@@ -67,6 +67,13 @@ def test_metric_name_fixture(fixtures):
         assert (parsed.phase, parsed.higher_is_better) == (expected["phase"], expected["higher_is_better"]), name
         assert parsed == parse_metric_name(f"{expected['phase']}/{expected['metric']}", tasks=_TASKS), name
         assert parsed.metric == {"taxa_L10/acc1": "acc1_taxa_L10"}.get(expected["metric"], expected["metric"]), name
+
+
+def test_the_longest_phase_wins():
+    """`null/loss_taxa_L10` is a metric of `val`, too."""
+    phases.register_phase(phases.Phase("val_null"))
+    found = parse_metric_name("val_null/loss_taxa_L10", tasks=_TASKS)
+    assert (found.phase, found.metric) == ("val_null", "loss_taxa_L10")
 
 
 def test_metric_names():
