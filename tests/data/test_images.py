@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.errors import UserError
+from linnaeus_jax.data import h5_images, hdf5
 from linnaeus_jax.data.cache import ImageCache
 from linnaeus_jax.data.h5_direct import ContiguousImages, WholeChunkImages
 from linnaeus_jax.data.h5_images import H5Images, PackedImages
@@ -82,6 +83,19 @@ def test_every_layout_gives_the_same_pixels(tmp_path, layout):
     with pytest.raises(IndexError, match=r"rows 0\.\.40 asked for, but it holds 40"):
         read(source, [0, 40])
     assert read(source, [])[0].shape == (0, 32, 32, 3)
+
+
+def test_a_file_is_opened_once_in_each_process(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file.create_dataset("images", data=golden_pixels(4), compression="gzip")
+    source, opened = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32)), []
+    assert type(source) is H5Images
+    monkeypatch.setattr(h5_images, "open_hdf5", lambda path: opened.append(os.getpid()) or hdf5.open_hdf5(path))
+    own = os.getpid()
+    for process in (own, own, -1, -1):  # a fork must not read from its parent's handle
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        np.testing.assert_array_equal(read(source, [1])[0], golden_pixels(4)[[1]])
+    assert opened == [own, -1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -274,6 +288,12 @@ def test_unusable_packed_files(tmp_path, data, offsets, message):
         file["image_bytes"], file["image_offsets"] = data, offsets
     with pytest.raises(ValueError, match=message):
         open_images(ImageFiles(tmp_path / "p.h5", SIDE_32))
+
+
+def test_a_packed_file_may_hold_no_picture(tmp_path):
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file["image_bytes"], file["image_offsets"] = np.zeros(0, np.uint8), [0]
+    assert len(open_images(ImageFiles(tmp_path / "p.h5", SIDE_32))) == 0
 
 
 def test_packed_files_need_offsets(tmp_path):

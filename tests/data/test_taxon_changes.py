@@ -55,6 +55,7 @@ def test_merged_moved_and_new_taxa():
     assert found.tree.parent["taxa_L20"].tolist() == [-1, 1, 1, 1]
     assert not found.same_classes
     assert not found.notes
+    assert not change(("move", "Passer", "genus", "", "Paridae")).same_classes
 
 
 def test_rows_change_only_where_the_list_says_so():

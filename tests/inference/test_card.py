@@ -141,6 +141,8 @@ def test_card(bundle, rows, tmp_path):
         f"species {bundle.taxonomy.tree.num_classes['taxa_L10'] - 1} |",  # "unknown" is no taxon
     ):
         assert words in text
+    coarse_first = " | ".join(f"{rank}, %" for rank in reversed(bundle.taxonomy.ranks.values()))
+    assert f"| --coverage | least probability | {coarse_first} | no answer, % | hold it, % |" in text
     promises = text.split("### Answers that hold the truth")[1].split("With `--as sets`")
     for promised in (dict(re.findall(r"^\| (0\.\d+) \|.*\| ([\d.]+) \|$", each, re.M)) for each in promises):
         assert list(promised) == ["0.8", "0.9", "0.95"]

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from linnaeus_jax.step import placement as step_placement
 from linnaeus_jax.step.placement import Fetcher, Placement, RunAhead
+from linnaeus_jax.step.state import TrainState
 
 
 def rows_by_device(array: jax.Array) -> list[list[int]]:
@@ -94,9 +96,22 @@ def test_large_arrays_are_split_along_their_longest_axis_that_divides(monkeypatc
         (8, 2, 3): ("data",),
     }
     for shape, spec in specs.items():
-        assert placement.of_array(shape).spec == jax.sharding.PartitionSpec(*spec), shape
-    assert Placement().of_array((4, 4)).spec == jax.sharding.PartitionSpec()
+        assert placement.of_array(shape).spec == P(*spec), shape
+    assert Placement().of_array((4, 4)).spec == P()
     assert not Placement(jax.devices()[:1], fsdp=True).fsdp
+
+
+def test_of_a_state_what_grows_with_the_model_is_split(monkeypatch):
+    monkeypatch.setattr(step_placement, "SPLIT_FROM", 12)
+    tree = {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32), "b": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    rest = dict.fromkeys(("step", "model_state", "gradnorm", "skipped", "skipped_in_a_row", "interval"), tree)
+    state = TrainState(params=tree, opt_state={"mu": tree}, ema=tree, **rest)
+    placement = Placement(fsdp=True)
+    specs = jax.tree.map(lambda sharding: sharding.spec, placement.of_state(state))
+    split, whole = {"w": P("data"), "b": P()}, {"w": P(), "b": P()}
+    assert specs.params == specs.ema == specs.opt_state["mu"] == split
+    assert all(getattr(specs, name) == whole for name in rest)
+    assert Placement().of_state(state) == Placement().replicated
 
 
 def test_gathered_parameters_have_split_gradients(monkeypatch):

@@ -45,13 +45,14 @@ def built(tmp_path_factory):
             schedule__null_masking__enabled=True,
         )
         program, inputs, _ = build(config, directory)
+        other = next(iter(inputs.eval_loader(inputs.dataset.val, inputs.source(inputs.dataset.val))))
         with inputs.train_loader(0, 1) as loader:
-            yield program, next(iter(loader))[1]
+            yield program, next(iter(loader))[1], other
 
 
 @pytest.mark.parametrize("name", ["plain", "gradnorm"])
 def test_update(built, name):
-    program, batch = built
+    program, batch, _ = built
     state = jax.eval_shape(program.initial_state)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state)} == {"bool", "float32", "int32"}
     text = str(jax.make_jaxpr(program.train_step(name))(state, batch))
@@ -59,7 +60,7 @@ def test_update(built, name):
 
 
 def test_evaluation(built):
-    program, batch = built
+    program, batch, _ = built
     evaluation = program.evaluation
     state = jax.eval_shape(program.initial_state)
     rows = {name: jnp.asarray(x)[0] for name, x in batch.items() if name != "key"}
@@ -76,5 +77,7 @@ def test_evaluation(built):
 
 def test_batch(built):
     """Each type is that of one kind: pictures, yes or no, whole numbers, real ones."""
-    _, batch = built
-    assert {str(np.asarray(x).dtype) for x in batch.values()} <= {"uint8", "bool", "int32", "float32"}
+    _, batch, other = built
+    kinds = {name: np.asarray(x).dtype for name, x in batch.items()}
+    assert {str(kind) for kind in kinds.values()} <= {"uint8", "bool", "int32", "float32"}
+    assert {name: np.asarray(x).dtype for name, x in other.items()} == kinds

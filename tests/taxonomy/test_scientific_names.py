@@ -238,3 +238,10 @@ def test_any_text_is_read_and_its_name_stays(texts, mode):
                 assert binomial(name.species) == name.species
         coarser = classifier.coarser(text)
         assert coarser is None or classifier.coarser(coarser) == coarser
+
+
+def test_authors_behind_a_genus_are_surely_authors_with_their_year():
+    for text, certain in (("Parus (Linnaeus, 1758)", True), ("Parus (Linnaeus)", False), ("Parus", False)):
+        found = read_name(text)
+        assert found is not None
+        assert (found.genus, found.species, found.certain) == ("Parus", None, certain), text
