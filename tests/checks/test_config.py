@@ -208,7 +208,7 @@ def test_right_values_give_no_message(data):
     assert errors_of(data, {"experiment.log_level_main": "debug", "optimizer.name": "AdamW"}) == []
     bounds = {"schedule.mixup.cutmix.minmax": (0.3, 0.3), "schedule.validation.interval_fraction": 1.0}
     assert errors_of(data, bounds | {"schedule.validation.interval_epochs": None}) == []
-    smoothed = {"loss.task_specific.train.funcs": ("TaxonomyAwareLabelSmoothing",)}
+    smoothed: dict[str, object] = {"loss.task_specific.train.funcs": ("TaxonomyAwareLabelSmoothing",)}
     assert errors_of(data, smoothed | {"loss.taxonomy_smoothing.enabled": (True,)}) == []
     smoothed = {"loss.task_specific.val.funcs": ("TaxonomyAwareLabelSmoothing", *("CrossEntropyLoss",) * 2)}
     assert errors_of(data, smoothed | {"loss.taxonomy_smoothing.enabled": (True, False, False)}) == []

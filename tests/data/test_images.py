@@ -90,7 +90,12 @@ def test_a_file_is_opened_once_in_each_process(tmp_path, monkeypatch):
         file.create_dataset("images", data=golden_pixels(4), compression="gzip")
     source, opened = open_images(ImageFiles(tmp_path / "i.h5", SIDE_32)), []
     assert type(source) is H5Images
-    monkeypatch.setattr(h5_images, "open_hdf5", lambda path: opened.append(os.getpid()) or hdf5.open_hdf5(path))
+
+    def counted(path):
+        opened.append(os.getpid())
+        return hdf5.open_hdf5(path)
+
+    monkeypatch.setattr(h5_images, "open_hdf5", counted)
     own = os.getpid()
     for process in (own, own, -1, -1):  # a fork must not read from its parent's handle
         monkeypatch.setattr(os, "getpid", lambda process=process: process)

@@ -169,6 +169,7 @@ def test_the_tool_and_its_page(bundle, data, tmp_path, capsys):
     assert (numbers["rows"], numbers["split"]) == (7, "all rows")
     page = out.read_text()
     assert re.search(r"row \d<br>\d\.png", page)
+    assert "Of the path, over the rows whose taxon the model knows." in page
     for words in ("Taxa that the model does not know", "Parus major [11]", "data:image/jpeg", "most often taken for"):
         assert words in page
     for forbidden in ("http://", "https://", str(tmp_path)):

@@ -99,6 +99,10 @@ def test_new_species_are_known_and_old_ones_stay(kept, tmp_path):
     assert [genus[at] for at in tree.parent["taxa_L10"][5:]] == ["Corvus", "Parus", "Passer"]  # by their names
     assert new.facts["added"]["pictures"].keys() == {"Corvus corax [103]", "Parus novus [101]", "Passer novus [102]"}
     assert new.facts["added"]["right"]["species"][1] >= new.facts["added"]["right"]["species"][0] - 0.03
+    for task, (kernel, bias) in new.exemplars.heads.items():  # those that were trained, to the last bit
+        trained = kept.variables["params"]["head"][task]["fc"]
+        np.testing.assert_array_equal(kernel, np.asarray(trained["kernel"]))
+        np.testing.assert_array_equal(bias, np.asarray(trained["bias"]))
     assert new.calibration.coverage
     assert new.calibration.novelty
     assert new.calibration.novelty_rows == 4 * 20  # kept to judge; of rows that are fitted to, distances are too small

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +106,9 @@ def test_large_arrays_are_split_along_their_longest_axis_that_divides(monkeypatc
 def test_of_a_state_what_grows_with_the_model_is_split(monkeypatch):
     monkeypatch.setattr(step_placement, "SPLIT_FROM", 12)
     tree = {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32), "b": jax.ShapeDtypeStruct((4,), jnp.float32)}
-    rest = dict.fromkeys(("step", "model_state", "gradnorm", "skipped", "skipped_in_a_row", "interval"), tree)
+    rest: dict[str, Any] = dict.fromkeys(
+        ("step", "model_state", "gradnorm", "skipped", "skipped_in_a_row", "interval"), tree
+    )
     state = TrainState(params=tree, opt_state={"mu": tree}, ema=tree, **rest)
     placement = Placement(fsdp=True)
     specs = jax.tree.map(lambda sharding: sharding.spec, placement.of_state(state))

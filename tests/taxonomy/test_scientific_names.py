@@ -240,8 +240,9 @@ def test_any_text_is_read_and_its_name_stays(texts, mode):
         assert coarser is None or classifier.coarser(coarser) == coarser
 
 
-def test_authors_behind_a_genus_are_surely_authors_with_their_year():
-    for text, certain in (("Parus (Linnaeus, 1758)", True), ("Parus (Linnaeus)", False), ("Parus", False)):
+def test_what_makes_a_genus_without_a_species_certain():
+    known = (("Parus (Linnaeus, 1758)", True), ("Parus (Linnaeus)", False), ("Parus", False))
+    for text, certain in (*known, ("Parus sp2", True), ("Parus species", False), ("Parus spec.", False)):
         found = read_name(text)
         assert found is not None
         assert (found.genus, found.species, found.certain) == ("Parus", None, certain), text

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -134,7 +135,7 @@ def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_de
 def test_of_several_runs(tmp_path, one_device, capsys):
     """Calibrated on what they say together of the rows that none was trained on."""
     stages = ("convnext_stages__dims", "convnext_stages__depths", "rope_stages__depths", "rope_stages__num_heads")
-    small = {f"model__{key}": () for key in stages} | {"model__type": "ViT"}
+    small: dict[str, Any] = {f"model__{key}": () for key in stages} | {"model__type": "ViT"}
     small |= {"model__vit__patch_size": 16, "model__vit__depth": 2, "model__vit__dim": 24}
     save_run(tmp_path / "one", tiny_config(tmp_path / "data", **small), {3: 0.2})
     save_run(tmp_path / "two", tiny_config(tmp_path / "data", train__seed=1, **small), {4: 0.2})
