@@ -130,6 +130,21 @@ def test_imports_go_to_the_subpackages_that_are_allowed():
         assert not unused, f"{subpackage} does not import {unused}: take it out of the table"
 
 
+def test_a_run_without_wandb_does_not_load_it():
+    """Its import takes a fifth of the time of all that a run imports."""
+    heads: dict[str, set[str]] = {}
+    for path in modules():
+        names = heads[str(path.relative_to(PACKAGE))] = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+    loading = re.compile(r"wandb(\..*)?|linnaeus_jax\.(compat\.wandb_parts|reporting\.wandb_sink)")
+    found = {file for file, names in heads.items() if any(map(loading.fullmatch, names))}
+    assert found == {"compat/wandb_parts.py", "reporting/wandb_sink.py", "tools/replay_metrics.py"}
+
+
 def test_migration_is_known_to_the_package_alone():
     """It fills registries, by a call in the package's own file; its readers are imported at their first use."""
     assert not any("migration" in allowed for allowed in SUBPACKAGES.values())

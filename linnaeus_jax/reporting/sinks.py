@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,13 +17,17 @@ from linnaeus_jax.reporting.alerts import Watch
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import LOCAL, MetricsLog, Row
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
-from linnaeus_jax.reporting.wandb_sink import WandbSink
 
 log = logging.getLogger("linnaeus_jax")
 
 #: seconds after which a sink that failed is tried again at the end of an epoch; doubled with each further failure,
 #: since a server that does not answer makes the run wait
 RETRY_SECONDS = 300.0
+
+
+def new_run_id() -> str:
+    """A fresh identity for a run."""
+    return uuid.uuid4().hex[:12]
 
 
 class Sink(Protocol):
@@ -190,6 +195,9 @@ def open_sinks(
     if experiment.tensorboard.enabled:
         sinks.open("TensorBoard", lambda: TensorBoardSink(logs / "tensorboard", config=config))
     if experiment.wandb.enabled:
+        # W&B takes a fifth of the time of all imports
+        from linnaeus_jax.reporting.wandb_sink import WandbSink
+
         described, safe = {**config, **facts}, redacted(nested(experiment))
         sinks.open(
             "W&B",

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,6 @@ log = logging.getLogger("linnaeus_jax")
 TABLES = "classes/"
 #: seconds that the end of a run may wait for uploads; what is left then can be sent with `wandb sync`
 FINISH_TIMEOUT = 600.0
-
-
-def new_run_id() -> str:
-    """A fresh identity for a run."""
-    return uuid.uuid4().hex[:12]
 
 
 class WandbSink:

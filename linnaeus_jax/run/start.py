@@ -18,8 +18,7 @@ from linnaeus_jax.learning.transforms import FROZEN
 from linnaeus_jax.metrics import table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import PLUGIN_METRICS_FILE
-from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.reporting.wandb_sink import new_run_id
+from linnaeus_jax.reporting.sinks import Sinks, new_run_id, open_sinks
 from linnaeus_jax.run.experiment import Experiment
 from linnaeus_jax.run.host_state import HostState
 from linnaeus_jax.run.pretrained import RECORD, record

@@ -15,9 +15,9 @@ import wandb
 from linnaeus_jax import tools
 from linnaeus_jax.reporting.class_tables import class_tables
 from linnaeus_jax.reporting.run_record import RunRecord, files_fit
-from linnaeus_jax.reporting.sinks import Sink, replay
+from linnaeus_jax.reporting.sinks import Sink, new_run_id, replay
 from linnaeus_jax.reporting.tensorboard_sink import TensorBoardSink
-from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
+from linnaeus_jax.reporting.wandb_sink import WandbSink
 
 
 @tools.command(wandb.Error)

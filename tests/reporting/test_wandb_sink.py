@@ -18,8 +18,8 @@ from linnaeus_jax.config.typed import Config, typed
 from linnaeus_jax.reporting.class_tables import Table
 from linnaeus_jax.reporting.metrics_log import MetricsLog
 from linnaeus_jax.reporting.run_record import RunRecord
-from linnaeus_jax.reporting.sinks import Sinks, open_sinks
-from linnaeus_jax.reporting.wandb_sink import WandbSink, new_run_id
+from linnaeus_jax.reporting.sinks import Sinks, new_run_id, open_sinks
+from linnaeus_jax.reporting.wandb_sink import WandbSink
 from linnaeus_jax.tools import replay_metrics
 from tests.reporting.helpers import make_run
 from tests.reporting.wandb_file import contents, history_row, records, wait_for_end
