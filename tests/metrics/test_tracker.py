@@ -126,6 +126,13 @@ def test_one_name_is_one_quantity():
     assert tracker.final_metrics()["final_train_loss"] == values["loss"]
 
 
+def test_a_phase_that_took_no_time_has_a_duration_and_no_rate():
+    tracker = MetricsTracker()
+    tracker.update("val", {"loss": 1.0}, epoch=0, step=5, seconds=0.0, samples=12)
+    assert tracker.value("val/epoch_duration_sec") == 0.0
+    assert "val/avg_samples_per_sec" not in tracker.metrics
+
+
 @pytest.mark.parametrize("null_tasks", [None, ("taxa_L10",)])
 def test_the_documented_names_of_null_and_other_labels_in_training(null_tasks):
     """The eight names per rank are of the epoch, the same number as those with `epoch_avg`."""
