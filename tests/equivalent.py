@@ -22,11 +22,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "'np.int64' -> 'np.int32'",
     ): _PROMOTED,
     (
-        "data/other_labels.py",
-        "rarity=splits.rarity_bins(size, dataset.rarity_thresholds.get(finest, np.empty(0, np.int64))),",
-        "'np.int64' -> 'np.int32'",
-    ): "an array of nothing",
-    (
         "inference/paths.py",
         'scores = np.take(np.concatenate([log_p, nothing], axis=1), self.classes[:, place], axis=1, mode="wrap")',
         "' axis=1), self.classes[:, place], axis=1, mode=\"wrap\")' -> ' axis=1), self.classes[:, place], axis=1)'",
@@ -110,4 +105,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "CHUNK = 1 << 17  # rows of texts decoded at a time, to bound the number of Python strings alive",
         "'17' -> '18'",
     ): _TUNED,
+    (
+        "data/subsets.py",
+        'names[kind] = tuple(sorted(values, key=lambda x: (0, int(x), "") if x.isdecimal() else (1, 0, x)))',
+        "'1' -> '2'",
+    ): ("numbers stand first either way"),
+    (
+        "data/hdf5.py",
+        "if not set(filters) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}:",
+        "'set(filters) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FIL' -> "
+        "'set(filters) < {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILT'",
+    ): "HDF5 makes no texts with checksums, so that never all three are there",
 }

@@ -84,7 +84,7 @@ SYMMETRIC = re.compile(
 #: calls whose arguments are words or plots for people, which are judged by eye
 WORDS = re.compile(
     r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error)$|Error$"
-    r"|\.(bar|bar_label|colorbar|plot|scatter|stackplot|set_(array|aspect|title|[xy](label|lim|ticks|ticklabels)))$"
+    r"|\.(bar|bar_label|colorbar|grid|plot|scatter|stackplot|set_(array|aspect|title|[xy](label|lim|ticks|ticklabels)))$"
 )
 
 
@@ -151,8 +151,14 @@ def _computes(keyword: ast.keyword) -> bool:
     return keyword.arg != "thread_name_prefix" and (keyword.arg != "strict" or ast.unparse(keyword.value) != "True")
 
 
+def _is_empty(call: ast.Call) -> bool:
+    """Makes an array without elements, whose type is that of what it is joined with."""
+    return ast.unparse(call.func) == "np.empty" and ast.unparse(call.args[0]).startswith(("0", "(0,"))
+
+
 def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-    if len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred):
+    converts = ast.unparse(node.func) == "np.asarray"  # mostly what is an array already
+    if len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred) and not converts:
         yield "dropped call", node.args[0]
     match node.args:
         case [first, second, *others] if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
@@ -179,6 +185,8 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
         case ast.keyword() if not _computes(node):
             return
         case ast.Subscript(value=ast.Name(id="NDArray")):
+            return
+        case ast.Call() if _is_empty(node):
             return
     yield node
     for name, value in ast.iter_fields(node):

@@ -24,7 +24,8 @@ def area(width: int, height: float, *, exact: bool = False) -> float:
     total = np.sum(width * height, axis=0)
     for low, high in zip(total, width, strict=True):
         keep(low, high)
-    total = np.maximum(total, max(width, 1))
+    total = np.maximum(total, max(width, 1)) + np.asarray(total)
+    total = np.concatenate([np.empty((0, 2), np.int64), total])
     return -total.astype(np.float32) if exact and width > 1.5 else scaled(width, height)
 '''
 
@@ -49,7 +50,7 @@ def test_each_is_another_program_that_differs_in_one_place(faults):
         assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(before))
         for kept in (b"@cache(size=3)", b"width: int", b'f"width {width + 1} < 0"', b'log.info("area of %d", width)'):
             assert kept in text
-        for kept in (b"strict=True", b"NDArray[np.int64]"):
+        for kept in (b"strict=True", b"NDArray[np.int64]", b"np.asarray(", b"np.empty((0, 2), np.int64)"):
             assert kept in text
         for swapped in (b"np.maximum(max", b"max(1, width)"):
             assert swapped not in text

@@ -117,6 +117,14 @@ def test_some_rows_are_fitted_to_as_if_there_were_no_others(strengths, monkeypat
         assert not np.allclose(both[rank].fits[1][0], both[rank].fits[0][0], rtol=1e-3)
 
 
+def test_logits_of_a_row_are_those_of_the_map_that_was_not_fitted_to_it():
+    rng = np.random.default_rng(0)
+    x, fold = rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40)
+    maps = [(rng.normal(size=(5, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)) for _ in range(3)]
+    expected = [row @ maps[number][0] + maps[number][1] for row, number in zip(x, fold, strict=True)]
+    np.testing.assert_allclose(regression._out_of_fold(x, fold, maps), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_maps_are_of_raw_features_and_logits_of_rows_that_were_not_fitted_to():
     x, label, fine = drawn()
     fits = fit_ranks(x, label, RANKS, None, [np.ones(len(x), bool)])
