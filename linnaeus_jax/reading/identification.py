@@ -63,7 +63,7 @@ def rank_number(text: str) -> float | None:
 
 
 def identify(
-    frame: pl.DataFrame, links: Links, where: str, names: str = "auto"
+    frame: pl.DataFrame, links: Links, where: str, names: str = "auto", rows: str = "rows"
 ) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
     """Labels per rank from whatever a source says of its taxa.
 
@@ -78,13 +78,14 @@ def identify(
       links: what they were linked to.
       where: name of the source for messages.
       names: one of `scientific_names.MODES`.
+      rows: what messages call the rows of the frame.
 
     Returns:
       The frame without the columns beginning with "_", with `written_<level>`, the names as they were written where
       they were changed; the levels that have labels, finest first; warnings.
     """
     warnings: list[str] = []
-    frame = _name_or_id(frame, where, warnings)
+    frame = _name_or_id(frame, where, rows, warnings)
     rank = pl.Series([None] * frame.height, dtype=pl.Float64)
     if "taxon_rank" in frame.columns:
         rank = mapped(frame["taxon_rank"], _rank_text).cast(pl.Float64)
@@ -100,7 +101,7 @@ def identify(
     # where no text names a taxon the ranks are those of the texts, so that the rows tell why they are not used
     levels = [level for level, known in given if known] or [level for level, _ in given]
     frame = _presence(frame)
-    warnings += _maybe_missing(frame, where)
+    warnings += _maybe_missing(frame, where, rows)
     return frame.select(pl.exclude("^_.*$")), columns.finest_first(levels), warnings
 
 
@@ -114,7 +115,7 @@ def _all_integers(series: pl.Series, pattern: str = _INTEGER) -> bool:
     return values.len() > 0 and bool(values.str.contains(pattern).all())
 
 
-def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.DataFrame:
+def _name_or_id(frame: pl.DataFrame, where: str, rows: str, warnings: list[str]) -> pl.DataFrame:
     """Columns named like a rank alone become names, whatever these look like. Ids lose a ".0".
 
     Only beside a column of names are they ids, if all of them are integers. Ids that are no integers cannot stand in a
@@ -140,8 +141,8 @@ def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.Data
             frame = frame.with_columns(plain.cast(pl.Categorical))
             if not named and (zeros := (plain.str.strip_chars_start("0") == "").sum()):
                 warnings.append(
-                    f"{where}: {zeros} rows have the id 0 of {columns.rank_name(level)}, which stands for no taxon; if "
-                    f"0 is a class, give --map name_{level}=COLUMN"
+                    f"{where}: {zeros} {rows} have the id 0 of {columns.rank_name(level)}, which stands for no taxon; "
+                    f"if 0 is a class, give --map name_{level}=COLUMN"
                 )
         elif named:
             if frame[column].null_count() < frame.height:
@@ -152,7 +153,7 @@ def _name_or_id(frame: pl.DataFrame, where: str, warnings: list[str]) -> pl.Data
     return frame
 
 
-def _maybe_missing(frame: pl.DataFrame, where: str) -> Iterator[str]:
+def _maybe_missing(frame: pl.DataFrame, where: str, rows: str) -> Iterator[str]:
     """A warning for each name that may stand for a missing value."""
     for column in frame.columns:
         found = columns.part_and_level(column)
@@ -160,8 +161,8 @@ def _maybe_missing(frame: pl.DataFrame, where: str) -> Iterator[str]:
             for name, count in frame[column].value_counts(sort=True).cast({column: pl.String}).rows():
                 if name and name.lower() in _MAYBE_MISSING:
                     yield (
-                        f"{where}: {count} rows have the {columns.rank_name(found[1])} {name!r}, taken as a name; if "
-                        "it stands for a missing one, leave it empty"
+                        f"{where}: {count} {rows} have the {columns.rank_name(found[1])} {name!r}, taken as a name; "
+                        "if it stands for a missing one, leave it empty"
                     )
 
 

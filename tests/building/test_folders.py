@@ -453,6 +453,11 @@ def test_folders_that_are_named_like_families_and_stand_as_another_rank_are_said
     assert (f"Corvidae, Iridaceae look like families, but stand as {rank}," in said) == bool(rank), said
 
 
+def test_a_folder_that_may_stand_for_no_name_is_said_as_a_folder(tmp_path):
+    source = folders.read(tree(tmp_path, *(f"None/{i}.jpg" for i in range(3)), "Parus ater/1.jpg"))
+    assert source.warnings[0].startswith("the folder: 1 class folders have the species 'None', taken as a name; ")
+
+
 def test_thumbnails_of_a_disk_are_no_classes(tmp_path):
     names = ("Parus major/1.jpg", "Parus ater/2.jpg")
     thumbnails = ("Parus major/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "#recycle/Parus niger/3.jpg", ".Trashes/501/4.jpg")

@@ -177,6 +177,14 @@ def test_the_rate_is_that_of_the_last_update():
     assert stopped == [False, True]
 
 
+def test_the_first_update_after_the_warmup_counts():
+    """Every rate is below the limit; those of the four updates of the warmup are not looked at."""
+    early_stop = {"train.early_stop.active": True, "train.early_stop.min_lr": 1.0}
+    resolved = make_schedule({**early_stop, "lr_scheduler.warmup_steps": 4}, epochs=3)
+    stopped = [OpsSchedule(resolved, TrainingProgress(global_step=step)).should_stop_early(None) for step in (4, 5)]
+    assert stopped == [False, True]
+
+
 def test_frozen_groups_count_nowhere():
     """A frozen group has rate 0 and inherits the warmup; neither may decide."""
     settings = {

@@ -226,7 +226,8 @@ def _labels(table: pl.DataFrame, where: str, mode: str) -> tuple[pl.DataFrame, t
             "ranks and is not used"
         )
     links = Links({column: column for column in given}, {})
-    labels, levels, more = identify(table.select(given).drop("supercategory", strict=False), links, where, mode)
+    table = table.select(given).drop("supercategory", strict=False)
+    labels, levels, more = identify(table, links, where, mode, "categories")
     if not levels:
         raise UserError(f"{where}: categories have neither names nor ids that can be used")
     return labels.with_columns(pl.col("^(id|name|common)_L.*$").cast(pl.Categorical)), levels, [*notes, *more]

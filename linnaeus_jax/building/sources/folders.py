@@ -360,7 +360,7 @@ def _labels(layout: Layout, mode: str) -> tuple[pl.DataFrame, tuple[str, ...], l
     kept = {"_in": "in", "_class": "class"}
     text = [pl.lit(None, pl.String).alias(name) for name in (schema.REASON, schema.DETAIL)]
     labelled, levels, warnings = identification.identify(
-        frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode
+        frame.rename(kept).with_columns(text), Links({}, {}), "the folder", mode, "class folders"
     )
     labelled = labelled.rename({new: old for old, new in kept.items()})
     if layout.named:  # names alone make no rank beside those that a person names
