@@ -79,7 +79,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 DTYPES = {"float32": "float16", "float64": "float32", "int64": "int32", "int32": "int16", "bool": "float32"}
 #: calls that give the same for arguments in another order
 SYMMETRIC = re.compile(
-    r"(^|\.)(max|min|maximum|minimum|fmax|fmin|logaddexp|logical_(and|or)|bitwise_(and|or)|array_equal)$"
+    r"(^|\.)(max|min|maximum|minimum|fmax|fmin|vdot|logaddexp|logical_(and|or)|bitwise_(and|or)|array_equal)$"
 )
 #: calls whose arguments are words or plots for people, which are judged by eye
 WORDS = re.compile(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from linnaeus_jax.config.typed import typed
+from linnaeus_jax.data import repeats
 from linnaeus_jax.data.dataset import build_dataset, resolve_sources, write_assets
 from linnaeus_jax.data.other_labels import held_out_split, read_other_labels
 from linnaeus_jax.mistakes import InputError
@@ -338,6 +339,14 @@ def test_rows_of_one_image_are_reported(tmp_path, caplog):
     assert re.search(wanted, dataset.repeats[0])
     assert dataset.repeats[0] in caplog.text
     assert f"repeats: {dataset.repeats[0]}" in dataset.report().splitlines()
+
+
+def test_images_whose_identifiers_agree_in_their_hash_alone_are_not_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeats, "text_hashes", lambda path, dataset: np.array([7, 7, 7, 9, 9, 3]))
+    dataset = build_dataset(typed(repeated(tmp_path, ["a", "a", "b", "c", "d", "e"])))
+    (said,) = dataset.repeats
+    assert "2 training rows share 1 img_identifiers" in said
+    assert said.endswith("'a' (2 rows)")
 
 
 def test_repeated_rows_that_are_not_used_do_not_count(tmp_path):

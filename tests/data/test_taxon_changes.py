@@ -32,10 +32,11 @@ def test_names_alone_change_and_ids_of_people_stay():
 
 
 def test_an_id_made_of_a_name_follows_the_name():
-    ids = dict(SMALL.names.classes) | {"taxa_L20": np.array([0, id_of_name("taxa_L20", "Parus", ()), 22])}
+    large = 3 * 10**9  # beyond 32 bits
+    ids = dict(SMALL.names.classes) | {"taxa_L20": np.array([0, id_of_name("taxa_L20", "Parus", ()), large])}
     of = type(SMALL.names)(ids, SMALL.names.name, SMALL.names.common_name)
     found = change_taxa(SMALL.tree, of, [Change("line 2", "rename", "Parus", "genus", "Poecile")])
-    assert found.names.classes["taxa_L20"].tolist() == [0, id_of_name("taxa_L20", "Poecile", ()), 22]
+    assert found.names.classes["taxa_L20"].tolist() == [0, id_of_name("taxa_L20", "Poecile", ()), large]
 
 
 def test_merged_moved_and_new_taxa():

@@ -153,6 +153,14 @@ def test_other_names_among_scientific_ones_are_left_as_they_are():
     assert judged(classifier, "Falco peregrinus anatum").species == "Falco peregrinus"
 
 
+def test_a_genus_among_scientific_names_is_told_from_a_common_name_by_its_case():
+    """Of genera that no other name has."""
+    classifier = NameClassifier(["Parus major", "Parus ater", "Turdus merula", "Sitta europaea"])
+    assert judged(classifier, "Falco (Hierofalco)").genus == "Falco"
+    assert judged(classifier, "Rana esculenta/lessonae").genus == "Rana"
+    assert [classifier.read(name) for name in ("Blue Tit", "Great Bird")] == [None, None]
+
+
 def test_names_in_capital_letters_throughout():
     classifier = NameClassifier(["Parus Major", "Parus Ater", "Falco Peregrinus", "Turdus Merula", "Parus Linnaeus"])
     assert judged(classifier, "Parus Ater").species == "Parus ater"
