@@ -103,6 +103,8 @@ def test_by_date_the_newest_are_measured_on():
     assert assigned.tolist() == [0, 0, 2, 0, 1, 0, 0, 1, 0, 0]
     undated = plain_rows(np.ones(4), day=np.array([-1, -1, -1, 3]))
     assert assign_splits(undated, BuildOptions(split="date", val=0.25, test=0.5)).tolist() == [0, 0, 0, 2]
+    undated = plain_rows(np.ones(4), day=np.array([-1, 0, -1, 1]))
+    assert assign_splits(undated, BuildOptions(split="date", val=0.25, test=0.25)).tolist() == [0, 1, 0, 2]
 
 
 def test_a_given_split_is_kept_but_for_occurrences_on_two_sides():
