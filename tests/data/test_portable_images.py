@@ -147,6 +147,15 @@ def test_resizing_without_opencv(mode, interpolation):
         np.testing.assert_allclose(got.astype(int), want, rtol=0, atol=1 if interpolation == "area" else 0)
 
 
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_a_picture_that_is_padded_lies_in_the_middle(interpolation):
+    wide = resized(np.full((12, 24, 3), 200, np.uint8), (31, 32), "pad", interpolation, 1.0)
+    assert np.flatnonzero(wide.any(axis=(1, 2))).tolist() == list(range(7, 23))
+    assert (wide[7:23] == 200).all()
+    high = resized(np.full((24, 12, 3), 200, np.uint8), (32, 31), "pad", interpolation, 1.0)
+    np.testing.assert_array_equal(high, wide.swapaxes(0, 1))
+
+
 def test_one_line_for_a_file_that_is_not_read(tmp_path):
     """The module alone, as an export has it."""
     source = Path(portable_images.__file__).read_text(encoding="utf-8")
