@@ -128,6 +128,7 @@ def test_a_chain_ends_where_one_extension_does(kept):
 def test_merging_gives_what_the_pictures_would(kept):
     other = grown(kept, [0, 2])
     taxon, names, features = rows_of_other(kept, other)
+    assert {layer: of.dtype for layer, of in features.items()} == dict.fromkeys(features, np.float32)
     taxonomy, label = grown_taxonomy(kept.taxonomy, kept.tasks, taxon, names)
     merged = extended(kept, taxonomy, features, label)[0]
     x = drawn(range(7), 20, 10)

@@ -100,7 +100,6 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.slow
 def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_device, capsys):
     """Of a run that trains without them; labels stay beside the outputs of their own rows."""
     toy.register(monkeypatch, toy.ToyWithHeads)
