@@ -121,4 +121,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "change = found.reshape(slope.shape).astype(np.float32) * length",
         "'np.float32' -> 'np.float16'",
     ): "finer than what 15 iterations leave",
+    (
+        "building/steps/machine.py",
+        "while time.perf_counter() < end:",
+        "'time.perf_counter() < end' -> 'time.perf_counter() <= end'",
+    ): "a clock that counts nanoseconds",
+    (
+        "taxonomy/scientific_names.py",
+        "enough = len(latin) >= _LEAST_LATIN * votes and len(alone) >= _LEAST_ALONE * votes",
+        "'len(alone) >= _LEAST_ALONE * votes' -> 'len(alone) > _LEAST_ALONE * votes'",
+    ): _TUNED,
 }
