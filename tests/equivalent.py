@@ -131,4 +131,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "enough = len(latin) >= _LEAST_LATIN * votes and len(alone) >= _LEAST_ALONE * votes",
         "'len(alone) >= _LEAST_ALONE * votes' -> 'len(alone) > _LEAST_ALONE * votes'",
     ): _TUNED,
+    (
+        "inference/answers.py",
+        "best = np.empty((len(probability), count), np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
 }
