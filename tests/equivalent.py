@@ -136,4 +136,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "best = np.empty((len(probability), count), np.int64)",
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
+    (
+        "data/picture_costs.py",
+        'if order is None or len(raw) < 16 or raw[2:4] not in (b"\\0*", b"*\\0", b"\\0+", b"+\\0"):',
+        "'len(raw) < 16' -> 'len(raw) <= 16'",
+    ): "no entry of a directory fits into 16 bytes",
 }

@@ -101,9 +101,10 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
 
 
 def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_device, capsys):
-    """Of a run that trains without them; labels stay beside the outputs of their own rows."""
+    """Of a run that trains without them; labels stay beside the outputs of their own rows, which are those of the weights
+    of the bundle, be they the moving average or not."""
     toy.register(monkeypatch, toy.ToyWithHeads)
-    small = {"model__type": "toy", "model__convnext_stages__dims": (4, 4, 8, 8)}
+    small = {"train__ema__enabled": True, "model__type": "toy", "model__convnext_stages__dims": (4, 4, 8, 8)}
     config = tiny_config(tmp_path / "data", data__hybrid__file_extension=".png", **small)
     config.data.hybrid.use_hybrid = config.data.hybrid.allow_missing_images = True
     config.data.hybrid.images_dir = str(tmp_path)
@@ -126,6 +127,8 @@ def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_de
             np.testing.assert_allclose(values, np.delete(of_other[name], lost, axis=0), atol=1e-5)
     assert found.trained is not None
     assert len(found.trained[1]) == len(dataset.train) - 2 == len(next(iter(found.trained[0].values())))
+    last = read_rows(bundle_of_run(tmp_path / "run", weights="last"))
+    assert all(np.abs(z - found.logits[WITH][task]).max() > 0.1 for task, z in last.logits[WITH].items())
     assert tool.main([str(tmp_path / "run"), str(tmp_path / "b")]) == 0
     assert "calibrated on 22 validation rows" in " ".join(capsys.readouterr().out.split())
 
