@@ -101,7 +101,7 @@ def test_validation_rows_without_finite_outputs_are_left_out_and_counted(tmp_pat
 
 
 def test_rows_whose_pictures_are_gone_are_left_out(tmp_path, monkeypatch, one_device, capsys):
-    """Of a run that trains without them; labels stay beside the outputs of their own rows, which are those of the weights
+    """Of a run that trains without them; labels stay beside the outputs of their own rows, and these are of the weights
     of the bundle, be they the moving average or not."""
     toy.register(monkeypatch, toy.ToyWithHeads)
     small = {"train__ema__enabled": True, "model__type": "toy", "model__convnext_stages__dims": (4, 4, 8, 8)}
