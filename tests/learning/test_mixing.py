@@ -303,6 +303,17 @@ def test_eight_devices_exchange_nothing():
     assert done.stdout.strip() == "ok", done.stderr
 
 
+def test_settings_that_never_mix_leave_every_row_as_it_is():
+    image, meta = np.ones((4, 2, 2, 3), np.float32), np.ones((4, 1), np.float32)
+    valid, partner = np.ones((4, 1), bool), np.array([1, 0, 3, 2], np.int32)
+    label, group = np.arange(8, dtype=np.int32).reshape(4, 2), np.zeros(4, np.int32)
+    draws = drawn(True, False, np.full(4, 0.3), np.zeros(4), np.zeros((4, 2)))
+    out = mix_drawn(image, meta, valid, label, partner, group, draws, settings=MixSettings(), bounds=((0, 1),))
+    expected = Mixed(image, meta, valid, label, np.ones(4, np.float32))
+    jax.tree.map(np.testing.assert_array_equal, out, expected)
+    assert [x.dtype for x in out] == [x.dtype for x in expected]
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_a_select_does_what_the_branch_does(active, monkeypatch):
     image, results = np.arange(6, dtype=np.float32), []
