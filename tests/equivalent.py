@@ -141,4 +141,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'if order is None or len(raw) < 16 or raw[2:4] not in (b"\\0*", b"*\\0", b"\\0+", b"+\\0"):',
         "'len(raw) < 16' -> 'len(raw) <= 16'",
     ): "no entry of a directory fits into 16 bytes",
+    (
+        "data/samplers.py",
+        'order = np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")',
+        '\'np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")\' -> '
+        "\"np.argsort(random_keys(seed, epoch, 'order', len(whole)))\"",
+    ): "keys of 64 bits are not equal",
 }

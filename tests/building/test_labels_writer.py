@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def everything(path: Path) -> dict[str, Any]:
             values = texts_of(item, str(path)) if item.dtype.kind == "O" else values_of(item, str(path))
             found[name] = values.tolist()
     return found
+
+
+def test_an_array_without_rows_keeps_its_form(tmp_path):
+    path = tmp_path / "labels.h5"
+    write_labels(path, dataclasses.replace(content(), arrays={"of_nothing": np.empty((0, 3), np.float32)}))
+    with open_labels(str(path)) as file:
+        assert (file["of_nothing"].shape, file["of_nothing"].dtype) == ((0, 3), np.float32)
 
 
 def test_no_flipped_bit_is_read_as_data(tmp_path):

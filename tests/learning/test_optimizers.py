@@ -163,6 +163,15 @@ def test_default_decay_rule(fixtures):
     assert row.weight_decay == 0, "of any shape"
 
 
+def test_a_group_of_a_person_that_is_called_stored_trains_where_everything_does():
+    section = settings(groups={"stored": {"filter": by_name("a"), "lr_multiplier": 0.5}})
+    rows = build_optimizer(section, [Info("a", ("a",), (3, 4)), Info("b", ("b",), (3, 4))]).rows
+    assert [(row.group, row.optimizer, row.lr_multiplier) for row in rows] == [
+        ("stored", "adamw", 0.5),
+        ("default", "adamw", 1.0),
+    ]
+
+
 def test_groups_partition_first_match_frozen_and_rates(fixtures):
     _, parameters = load(fixtures)
     section = settings(
