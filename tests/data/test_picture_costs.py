@@ -14,6 +14,7 @@ import numpy as np
 import pillow_heif
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from linnaeus_jax.data import picture_costs
 from linnaeus_jax.data.decoding import TooCostly, image_size, open_header, read_image
@@ -228,6 +229,13 @@ def test_what_only_begins_like_a_picture_is_none(begins):
 )
 def test_sizes_that_a_jpeg_2000_does_not_hold_are_not_judged(raw):
     picture_costs._check_jpeg2000(raw)
+
+
+def test_values_of_tags_have_the_sizes_that_pillow_reads():
+    """And those of BigTIFF, which has whole numbers of 64 bits beside them."""
+    sizes = {kind: size for kind, (size, _) in ImageFileDirectory_v2._load_dispatch.items()} | {17: 8, 18: 8}
+    found = picture_costs._TAG_BYTES
+    assert {kind: int(found[kind]) for kind in np.flatnonzero(found)} == sizes
 
 
 def test_pillow_says_nothing(tmp_path):

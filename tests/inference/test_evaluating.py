@@ -87,6 +87,7 @@ def test_answers_are_those_of_predictions(model, bundle, data):
                 index = int(judged.predicted[row, place])
                 assert int(bundle.taxonomy.classes[bundle.tasks[place]][index]) == taxon.taxon_id
                 assert judged.probability[row, place] == pytest.approx(taxon.probability, abs=1e-5)
+    assert evaluated.occurrences is None  # each row is one
     path = evaluated.judged[PATH]
     assert path.row.tolist() == labelled.rows.tolist()
     assert path.known[:, 0].tolist() == [True, True, True, False, False, False, True]
