@@ -147,4 +147,25 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         '\'np.argsort(random_keys(seed, epoch, "order", len(whole)), kind="stable")\' -> '
         "\"np.argsort(random_keys(seed, epoch, 'order', len(whole)))\"",
     ): "keys of 64 bits are not equal",
+    (
+        "metrics/metric.py",
+        "label_logit = jnp.take_along_axis(logits, label[:, None], axis=1)",
+        "'p.take_along_axis(logits, label[:, None], axis=1)' -> 'p.take_along_axis(logits, label[:, None])'",
+    ): "the last axis of two, which is meant without it",
+    ("data/samplers.py", "dealt = np.empty(len(place), np.int64)", "'np.int64' -> 'np.int32'"): _SMALL,
+    (
+        "data/portable_images.py",
+        'kept = raw[at + 4 : at + 4 + int.from_bytes(raw[at - 4 : at], "big")] if at >= 0 else b""',
+        "'at >= 0' -> 'at > 0'",
+    ): "a PNG begins with its signature",
+    (
+        "inference/quality/evaluating.py",
+        "if sums is not None and terms is not None:",
+        "'sums is not None and terms is not None' -> 'sums is not None or terms is not None'",
+    ): "both are None, or neither",
+    (
+        "inference/quality/evaluating.py",
+        "if sums is not None and terms is not None:",
+        "'sums is not None and terms is not None' -> 'sums is not None'",
+    ): "both are None, or neither",
 }

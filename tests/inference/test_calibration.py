@@ -156,6 +156,7 @@ def test_any_taxonomy(case, counted):
 def test_calibration_error_is_that_of_validation():
     logits, labels = overconfident(200)
     judged = cal.judge(logits, labels, Answers(TAXONOMY, Calibration.none(TASKS)), "documented")
+    assert judged.label.dtype == judged.predicted.dtype == np.int32  # there may be more than 32,767 classes
     z = {task: jnp.asarray(each) for task, each in logits.items()}
     others: dict[str, Any] = dict.fromkeys(("row", "group", "meta", "meta_valid", "subsets"))
     metric, inputs = CalibrationMetric(), MetricInputs(z, jnp.asarray(labels), jnp.ones(200), **others)
