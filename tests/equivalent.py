@@ -168,4 +168,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if sums is not None and terms is not None:",
         "'sums is not None and terms is not None' -> 'sums is not None'",
     ): "both are None, or neither",
+    (
+        "inference/paths.py",
+        "start, stop = np.zeros(count, np.int64), np.zeros(count, np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
 }

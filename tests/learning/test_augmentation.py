@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from types import SimpleNamespace
 
 import cv2
 import jax
@@ -234,6 +235,13 @@ def test_operators_act_in_order(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("here", "devices", "loop"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+def test_stages_loop_over_images_that_lie_on_one_device(monkeypatch, here, devices, loop):
+    monkeypatch.setattr(augmentation.backend, "ONE_PICTURE_AT_A_TIME", SimpleNamespace(here=lambda: here))
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    assert augmentation._one_by_one() is loop
+
+
 @pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name not in ("originalr", "v0r")])
 def test_every_policy_runs(policy):
     image = images(16, 16, 16)

@@ -74,6 +74,14 @@ def test_blur_of_the_fixture_is_within_the_bound(golden, color_op):
     assert np.abs(got - want).mean() <= 2
 
 
+@pytest.mark.parametrize("op", [lambda x: pixel_ops.gaussian_blur(x, 1.5), lambda x: pixel_ops.grey(jnp.float32(x))])
+def test_products_of_pixels_are_exact_on_every_device(op):
+    """Also where products of matrices are rounded to fewer bits by default."""
+    with jax.default_matmul_precision("bfloat16"):
+        program = jax.make_jaxpr(op)(np.zeros((6, 4, 3), np.uint8))
+    assert 0 < str(program).count("dot_general") == str(program).count("(Precision.HIGHEST, Precision.HIGHEST)")
+
+
 def test_blur_keeps_flat_pictures():
     flat, blur = np.full((5, 7, 3), 90, np.uint8), jax.jit(pixel_ops.gaussian_blur)
     for sigma in (0.0, 0.5, 30.0):
