@@ -172,6 +172,7 @@ def test_a_table_with_ranks_of_any_name_where_0_is_a_class(tmp_path, capsys):
     [
         (["--size", "4"], "--size 4: give 8 to 4096 pixels"),
         (["--val", "0.7", "--test", "0.5"], "leave rows for training"),
+        (["--val", "0.5", "--test", "0.5"], "leave rows for training"),
         (["--ranks", "species,genus"], "--ranks: the source has no genus"),
         (["--exif", "--coco-val", "x.json"], "--coco-val, --exif: not for --table"),
         (["--map", "latitude=nowhere"], "nowhere"),
