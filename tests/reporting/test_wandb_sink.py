@@ -283,6 +283,16 @@ def test_the_last_row_of_a_failed_run_is_left_to_its_next_start(
     assert (row["train/loss"], row["val/loss"]) == (1.0, 0.5)
 
 
+def test_a_package_that_cannot_be_loaded_leaves_the_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "linnaeus_jax.reporting.wandb_sink", None)
+    log = MetricsLog(tmp_path / "metrics_log.jsonl")
+    sinks = open_sinks(Sinks(), log, make_config("online").experiment, config={}, facts={}, run_id="x")
+    assert sinks.optional == []
+    assert "W&B is off, training goes on; it could not be started: import of" in caplog.text
+
+
 def test_disabled_mode_and_failures_leave_the_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
