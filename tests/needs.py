@@ -2,6 +2,7 @@
 
 A test says so by `@pytest.mark.needs(NAME)`, and is skipped where it is missing; no test is skipped in another way.
 `LINNAEUS_REQUIRE="torch nginx"` makes it a failure that one of these is missing: CI names what it has installed.
+Tests that have not begun at the time `LINNAEUS_UNTIL` are left out: CI has to end on slow machines, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +22,8 @@ from benchmarks import gpu_program
 
 ROOT = Path(__file__).parents[1]
 REQUIRE = "LINNAEUS_REQUIRE"
+UNTIL = "LINNAEUS_UNTIL"  # seconds since 1970
+ORDER = "LINNAEUS_ORDER"  # any text: decides which files come first where UNTIL is set
 
 
 class Need(NamedTuple):
@@ -74,7 +78,9 @@ NEEDS = {
 
 
 def check_needs(item: pytest.Item) -> None:
-    """Skips a test that lacks what it needs, or fails it where that is required."""
+    """Skips a test that lacks what it needs, or fails it where that is required; skips one that begins too late."""
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        pytest.skip(f"{item.nodeid}: no time is left, see {UNTIL}")
     required = os.environ.get(REQUIRE, "").split()
     for name in (name for mark in item.iter_markers("needs") for name in mark.args):
         if not NEEDS[name].present():
