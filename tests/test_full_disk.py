@@ -46,6 +46,7 @@ def small_files() -> Iterator[None]:
 
 def by_hdf5(path: Path) -> None:
     with write_hdf5(path) as file:
+        assert not path.exists()
         for number in range(50):
             file[f"column_{number}"] = NOISE[:1000]
         file.create_dataset("texts", data=np.array(["x" * 99] * 999, object), dtype=h5py.string_dtype())

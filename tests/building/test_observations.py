@@ -60,6 +60,10 @@ def test_the_encodings_are_the_documented_ones():
     assert spatial.attributes["column_names"] == ["spatial_x", "spatial_y", "spatial_z"]
     assert temporal.attributes["column_names"] == ["month_sin", "month_cos", "hour_sin", "hour_cos"]
     assert elevation.attributes["scales"].tolist() == [100, 1000]
+    assert {name: str(values.dtype) for name, values in seen.raw.items() if name.startswith("raw_l")} == {
+        "raw_lat": "float32",
+        "raw_lon": "float32",
+    }
     seen = observe(BuildOptions(temporal="day"), date=["2023-07-15", "2023-07"])
     days = seen.encoded["temporal"]
     assert days.attributes["column_names"] == ["jd_sin", "jd_cos"]
@@ -181,6 +185,9 @@ def test_an_hour_that_cannot_be_read_is_blanked_alone():
         ("hour", "2023-06-01 noon", "no time of the form hh:mm"),
         ("hour", "2023-06-01 14:20 IST", "the time zone 'IST' is not known"),
     ]
+    seen = observe(BuildOptions(temporal="month-hour"), date=["2023-06-01"], time=["noon"], hour=["18"])
+    np.testing.assert_allclose(seen.encoded["temporal"].values[:, 2:], [[-1, 0]], atol=1e-6)
+    assert seen.blanked.is_empty(), "the hour is known from a column of its own"
 
 
 def test_days_and_months_that_may_be_either():

@@ -133,7 +133,7 @@ def test_levels_are_the_usual_ones_or_those_asked_for():
     own = ("L10", "L20", ":sort")
     assert chosen_levels(own, (":sort", "L10", "L20")) == (":sort", "L10", "L20")
     for twice_or_upward in ((":sort", ":sort"), ("L20", ":sort", "L10")):
-        with pytest.raises(ValueError, match="name each rank once, finest first"):
+        with pytest.raises(ValueError, match=r"--ranks [a-z,]+: name each rank once, finest first"):
             chosen_levels(own, twice_or_upward)
 
 

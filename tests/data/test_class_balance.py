@@ -179,6 +179,10 @@ def test_chunks_spread_the_draws_of_a_row(times, sizes, seed):
         count = Counter(r for one in blocks for r in one)
         if count and max(count.values()) <= len(blocks):
             assert all(len(set(one)) == block for one in blocks)
+        left = Counter(row[rest[group[rest] == g]].tolist())  # of the row with the most draws, as far as it has them
+        of_row = {r: n for r, n in enumerate(times) if r % 3 - 1 == g}
+        most = max(of_row.values(), default=0)
+        assert max((left[r] for r in of_row if of_row[r] == most), default=0) == min(left.total(), most)
 
 
 def test_shares_at_scale():

@@ -77,6 +77,13 @@ def test_a_changed_pixel_is_named_where_it_is_read(raw, labels, layout):
     assert [finding.rows for finding in found.findings if finding.check == "unreadable_image"] == [(9,)]
 
 
+def test_checksums_are_those_of_the_pictures_alone(raw):
+    with h5py.File(raw, "r+") as file:
+        file["others"] = file["images"][:]
+        assert image_checks.RowChecks.of(raw, file["images"]) is not None
+        assert image_checks.RowChecks.of(raw, file["others"]) is None
+
+
 def test_each_row_is_compared_once(raw, labels, monkeypatch):
     source = open_pictures(raw, labels, None)
     compared = []

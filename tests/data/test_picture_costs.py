@@ -113,6 +113,10 @@ LIMITS = {
     "bytes between its segments": (lambda count: b"\xff\xd8" + bytes(count) + b"\xff\xd9", 65_536),
     "chunks of a PNG": (lambda count: b"\x89PNG\r\n\x1a\n" + chunk(b"IDAT", b"") * count, 131_072),
     "chunks before its pixels": (lambda count: b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", b"") * count, 1000),
+    "chunks, the last one cut": (
+        lambda count: b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", b"") * (count - 1) + b"\0\0\0\0tEXt",
+        1000,
+    ),
     "chunks of a WebP": (lambda count: b"RIFF\0\0\0\0WEBP" + b"XXXX\0\0\0\0" * count, 10_000),
     "blocks of a GIF": (lambda count: b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\1x" * (count - 1) + b"\0,", 4096),
     "boxes of a JPEG 2000": (lambda count: b"\0\0\0\x08jP  " + b"\0\0\0\x08free" * (count - 1), 1000),

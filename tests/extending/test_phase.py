@@ -52,10 +52,11 @@ def test_its_names_are_known_everywhere(mirrored):
     assert row["val_mirrored/loss"] == row["core/val_mirrored_loss"] == 1.0
     assert row["core/val_mirrored_acc1/taxa_L10"] == 50.0
     assert undescribed([*row, *tracker.final_metrics()]) == []
-    assert widest_first({"val_mirrored", "val", "val_mask", "val_mask_meta"}) == [
+    assert widest_first({"val_mirrored", "val", "val_mask", "val_mask_TEMPORAL", "val_mask_meta"}) == [
         "val",
         "val_mask_meta",
         "val_mirrored",
+        "val_mask_TEMPORAL",
     ]
     assert all_groups()["Validation, mirrored pictures"] == "val_mirrored/.*"
 

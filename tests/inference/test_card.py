@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import h5py
 import numpy as np
@@ -12,13 +14,16 @@ import pytest
 from PIL import Image
 
 from linnaeus_jax.data.credits import license_counts
+from linnaeus_jax.data.splits import Split
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.inference.bundle.bundle import DEPENDENCE, Calibration
 from linnaeus_jax.inference.bundle.files import read_bundle, write_bundle
 from linnaeus_jax.inference.bundle.taxonomy import Taxonomy
 from linnaeus_jax.inference.quality.card import one_cell, summary, table, write_card
-from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Rows, calibrated, measure
+from linnaeus_jax.inference.quality.measuring import WITH, WITHOUT, Rows, _subsets, calibrated, measure
+from linnaeus_jax.metrics.extras import PhaseExtras
 from linnaeus_jax.metrics.judged import accuracy, accuracy_by_rows, macro_accuracy, nll
+from linnaeus_jax.run.evaluate import Loaded
 from linnaeus_jax.taxonomy.tree import TaxonomyTree
 from tests.inference.test_calibration import overconfident
 
@@ -34,6 +39,30 @@ def rows() -> Rows:
         1000,
         {"CC BY 4.0": 700, "": 3},
     )
+
+
+def test_rows_without_a_species_are_of_no_rarity():
+    names = {"rarity": ("rare", "common"), "habitat": ("wood", "sea"), "taxa": ("birds",), "metadata": ("none",)}
+    loaded = SimpleNamespace(
+        experiment=SimpleNamespace(
+            program=SimpleNamespace(evaluation=SimpleNamespace(extras=PhaseExtras(names, kinds=("habitat",))))
+        ),
+        dataset=SimpleNamespace(null_possible=True),
+    )
+    split = SimpleNamespace(
+        subsets=np.array([[0], [1], [-1], [0]]),
+        labels=np.array([[0], [1], [2], [0]]),
+        rarity=np.array([0, 0, 1, 1]),
+        taxa_subset=np.array([[True], [False], [True], [False]]),
+    )
+    found = {(kind, name): rows.tolist() for kind, name, rows in _subsets(cast(Loaded, loaded), cast(Split, split))}
+    assert found == {
+        ("rarity", "rare"): [False, True, False, False],
+        ("rarity", "common"): [False, False, True, False],
+        ("habitat", "wood"): [True, False, False, True],
+        ("habitat", "sea"): [False, True, False, False],
+        ("taxa", "birds"): [True, False, True, False],
+    }
 
 
 def test_every_row_is_judged_by_temperatures_of_others(bundle, rows):

@@ -109,6 +109,19 @@ def test_a_metric_that_fails_is_named_before_anything_runs(registry, function, m
     registry("good", lambda inputs: (inputs.meta.sum() + inputs.subsets["place"].sum(), inputs.weight.sum()))
     good = PhaseExtras(custom=custom.registered("val", {})[1:], kinds=("place",))
     good.check({"taxa_L10": 3}, 5, 2)
+    types: dict[str, str] = {}
+
+    def look(inputs):
+        types.update({name: str(x.dtype) for name, x in vars(inputs).items() if hasattr(x, "dtype")})
+        types.update({name: str(x.dtype) for name, x in {**inputs.logits, **inputs.subsets}.items()})
+        return inputs.weight.sum(), inputs.weight.sum()
+
+    registry("looking", look)
+    PhaseExtras(custom=custom.registered("val", {})[2:], kinds=("place",)).check({"taxa_L10": 3}, 5, 2)
+    real = ("weight", "loss_weighted", "loss", "meta", "taxa_L10")
+    assert types == dict.fromkeys(real, "float32") | {"meta_valid": "bool"} | dict.fromkeys(
+        ("label", "row", "group", "place"), "int32"
+    )
 
 
 def test_directions_come_from_one_table(registry):

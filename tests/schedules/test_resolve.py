@@ -222,6 +222,13 @@ def test_a_batch_as_large_as_the_data_is_said():
     assert not [text for text in make_schedule(flat).warnings if "fewer than 10" in text], "it hardly rises"
 
 
+def test_a_rate_of_zero_is_said_and_is_none_of_a_wrong_one():
+    settings = {"lr_scheduler.base_lr": 0.0, "lr_scheduler.warmup_lr": 0.0, "lr_scheduler.min_lr": 0.0}
+    warnings = make_schedule(settings).warnings
+    assert any("every learning rate is 0" in text for text in warnings)
+    assert not [text for text in warnings if "negative or not finite" in text]
+
+
 def test_checkpoints_are_not_ranked_by_a_phase_that_never_runs():
     with pytest.raises(ValueError, match=r"best_metric = .* is of phase val_mask_SPATIAL, which never runs"):
         make_schedule({"schedule.checkpoint.best_metric": "val_mask_SPATIAL_loss"})

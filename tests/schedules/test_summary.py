@@ -15,7 +15,7 @@ from linnaeus_jax.config import load_config
 from linnaeus_jax.config.typed import typed
 from linnaeus_jax.schedules.plot import _epoch_ticks, plot_schedule
 from linnaeus_jax.schedules.resolved import ResolvedSchedule
-from linnaeus_jax.schedules.summary import headline, schedule_summary, text_chart, write_summary
+from linnaeus_jax.schedules.summary import _elided, headline, schedule_summary, text_chart, write_summary
 from linnaeus_jax.schedules.triggers import firing_epochs
 from linnaeus_jax.tools import schedule as tool
 from tests.schedules.helpers import make_config, make_schedule
@@ -84,6 +84,11 @@ def test_text_says_what_the_loop_does():
     rates = tuple(dataclasses.replace(rate, frozen=rate.group == "default") for rate in resolved.learning_rates)
     assert "all is frozen" not in headline(dataclasses.replace(resolved, learning_rates=rates))
     assert f"after epochs {', '.join(map(str, firing_epochs(resolved)['VALIDATION_MASK_META']))}" in text
+
+
+def test_a_long_list_is_shortened():
+    assert _elided(range(12)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11  (12 in all)"
+    assert _elided(range(13)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..., 12  (13 in all)"
 
 
 def test_chart_has_fixed_width():

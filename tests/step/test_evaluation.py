@@ -80,6 +80,23 @@ def captured(spied) -> Evaluation:
     return evaluate(spied, 64, logits=True)
 
 
+class Failing(Spy):
+    """Has no finite output for what was taken in a month of a large sine."""
+
+    def classify(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        return {task: jnp.where(tokens[:, :1] > 0.9, jnp.nan, z) for task, z in Spy.classify(self, tokens).items()}
+
+
+def test_rows_without_a_finite_output_are_counted_once(spied) -> None:
+    program, inputs = spied
+    model = Failing(program.evaluation.model.classes)
+    failing = replace(program, evaluation=replace(program.evaluation, model=model))
+    count = int((inputs.dataset.train.meta[:, 0] > 0.9).sum())
+    assert count > 3
+    found = evaluate((failing, inputs), 64).not_finite
+    assert found == {"val": count, "val_mask_meta": 0, "val_mask_TEMPORAL": 0, "val_mask_SPATIAL": count}
+
+
 def test_only_the_named_columns_are_masked(spied, captured) -> None:
     stored = spied[1].dataset.train.meta
     columns = {"TEMPORAL": slice(0, 2), "SPATIAL": slice(2, 5)}

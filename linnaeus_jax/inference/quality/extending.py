@@ -233,8 +233,7 @@ def _grown(
 def _weights(rows: Exemplars, counts: Mapping[str, Sequence[int]], taxonomy: Taxonomy) -> NDArray[np.float32]:
     """float32 [N]: training rows that each stands for."""
     weight = np.ones(len(rows.x), np.float32)
-    known = rows.label >= taxonomy.first
-    place = np.where(known.any(axis=1), known.argmax(axis=1), 0)
+    place = (rows.label >= taxonomy.first).argmax(axis=1)
     end = rows.label[np.arange(len(place)), place]
     for of, task in enumerate(taxonomy.tasks if counts else ()):
         here = np.flatnonzero(rows.trained & rows.fits & (place == of) & (end >= 0))
