@@ -24,6 +24,10 @@ for flag in FLAGS:
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
+from tests import annotated
+
+annotated.install()
+
 import hypothesis
 import jax
 import pytest

@@ -173,4 +173,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "start, stop = np.zeros(count, np.int64), np.zeros(count, np.int64)",
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
+    (
+        "building/steps/finish.py",
+        'given = frame["split"].replace_strict(names, default=-1, return_dtype=pl.Int64).to_numpy()',
+        "'1' -> '2'",
+    ): "any number below 0 is none of a split",
+    (
+        "data/samplers.py",
+        'rest = rest[np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")].reshape(-1, unit)',
+        '\'np.argsort(random_keys(seed, epoch, "leftovers", len(rest)), kind="stable")\' -> '
+        "\"np.argsort(random_keys(seed, epoch, 'leftovers', len(rest)))\"",
+    ): "keys of 64 bits are not equal",
+    ("data/plans.py", "position = np.arange(batch, dtype=np.int32)", "'np.int32' -> 'np.int16'"): _PROMOTED,
+    (
+        "data/plans.py",
+        "self.steps_per_epoch = np.array([steps[level] for level in self._levels], np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
+    (
+        "building/steps/picture_lists.py",
+        "group = connected_components(graph, directed=False)[1].astype(np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
 }

@@ -230,6 +230,8 @@ def read_prior(path: Path) -> Prior:
         with np.load(path, allow_pickle=False) as file:
             facts = json.loads(file["facts"].tobytes())
             arrays = {name: file[name] for name in _ARRAYS}
+        if wrong := [name for name, array in arrays.items() if array.dtype != np.int64 or array.ndim != 1]:
+            raise ValueError(f"its {wrong[0]} is not what it should be")
         names = [(str(rank), str(name)) for rank, name in facts["names"]]
         degrees, alpha, weight = (float(facts[key]) for key in ("degrees", "alpha", "weight"))
         about = dict(facts["about"] or {})
@@ -247,10 +249,8 @@ def _check(prior: Prior) -> None:
         raise ValueError("its numbers are out of bounds")
     if not 0 < taxa <= _MOST_TAXA or prior.parent.shape != (taxa,):
         raise ValueError("its taxa do not fit each other")
-    for name in _ARRAYS:
-        array = getattr(prior, name)
-        if array.dtype != np.int64 or array.ndim != 1 or (name != "parent" and array.shape != prior.taxon.shape):
-            raise ValueError(f"its {name} is not what it should be")
+    if wrong := [name for name in _ARRAYS if name != "parent" and getattr(prior, name).shape != prior.taxon.shape]:
+        raise ValueError(f"its {wrong[0]} is not as long as its taxon")
     bounds = {"taxon": (0, taxa), "cell": (0, prior.grid.first[-1]), "month": (0, MONTHS + 1), "count": (1, 1 << 40)}
     for name, (least, most) in bounds.items():
         array = getattr(prior, name)

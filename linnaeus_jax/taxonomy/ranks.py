@@ -96,10 +96,8 @@ def check_task_order(tasks: Sequence[str]) -> None:
     if not tasks:
         raise InputError("data.task_keys_h5 is empty; name at least one label column, e.g. ('taxa_L10',)")
     levels = {task: task_level(task) for task in tasks}
-    rising = [level for level in levels.values() if level is not None]
-    if len(levels) < len(tasks) or rising != sorted(set(rising)):
-        in_order = iter(
-            sorted((task for task in levels if levels[task] is not None), key=lambda task: levels[task] or 0)
-        )
+    known = {task: level for task, level in levels.items() if level is not None}
+    if len(levels) < len(tasks) or list(known.values()) != sorted(set(known.values())):
+        in_order = iter(sorted(known, key=known.__getitem__))
         ordered = tuple(task if levels[task] is None else next(in_order) for task in levels)
         raise InputError(f"data.task_keys_h5 = {tuple(tasks)} must list each rank once, finest first: use {ordered}")

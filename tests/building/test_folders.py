@@ -410,7 +410,7 @@ def test_building_and_predicting_read_the_same_moment(tmp_path, offset):
     frame = folders.read(tmp_path, exif=True).frame
     built = read_observations(frame, BuildOptions(temporal="day-hour")).encoded["temporal"].values
     predicted = moment(observation_of(path.read_bytes())[0].date, [])
-    expected = encode_moments(np.array([predicted]), "day-hour").values
+    expected = encode_moments(np.array([predicted], float), "day-hour").values
     np.testing.assert_array_equal(built, expected)
     assert np.isnan(predicted[2]) == (offset in (None, "  :  "))
 

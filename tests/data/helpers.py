@@ -58,8 +58,8 @@ class Identifiers(list):
     """Stands for a labels file of which only the identifiers are read."""
 
     @property
-    def identifiers(self) -> list:
-        return list(self)
+    def identifiers(self) -> np.ndarray:
+        return np.array(list(self), np.dtypes.StringDType())
 
 
 def folder_images(
@@ -71,6 +71,7 @@ def folder_images(
 
 def of_group(group: np.ndarray) -> TrainingRows:
     """Training rows whose only label is their group."""
+    group = group.astype(np.int32)
     return TrainingRows(group[:, None], group)
 
 

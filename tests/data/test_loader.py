@@ -404,7 +404,7 @@ from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 
 if __name__ == "__main__":
     import multiprocessing
-    rows = np.arange(32)
+    rows = np.arange(32, dtype=np.int32)
     settings = SamplerSettings(batch_size=8, mix_block=2)
     plans = PlanSequence({"": TrainingRows(rows[:, None], rows % 2)}, [""] * 100, settings, seed=0)
     images = open_images(ImageFiles(Path(sys.argv[1]), Preprocessing((32, 32))))

@@ -280,7 +280,9 @@ def test_a_file_and_damage(tmp_path, tits):
         {"names": tits.names[:-1]},
     ]
     for change in changes:
-        dataclasses.replace(tits, **change).save(tmp_path / "bad.npz")
+        changed = dataclasses.replace(tits)
+        vars(changed).update(change)
+        changed.save(tmp_path / "bad.npz")
         with pytest.raises(UserError, match=r"bad\.npz is no prior"):
             read_prior(tmp_path / "bad.npz")
     (tmp_path / "bad.npz").write_bytes((tmp_path / "p.npz").read_bytes()[:200])
