@@ -32,6 +32,7 @@ import cv2
 import h5py
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import Ratios, add_names, as_read, interleaved, write_results
 from benchmarks.input_pipeline import bare_gather, epoch, write_files
@@ -77,8 +78,8 @@ class Identifiers(list[str]):
     """Stands for the labels file of a folder of images."""
 
     @property
-    def identifiers(self) -> list[str]:
-        return list(self)
+    def identifiers(self) -> NDArray[Any]:
+        return np.array(list(self), np.dtypes.StringDType())
 
 
 def speed(what: str, times: Ratios, images: int, limit: float | None, **about: object) -> Row:

@@ -10,6 +10,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.data.batch import Batch
 from linnaeus_jax.data.images import ImageSource, input_dtype, rows_of_views
@@ -82,7 +83,7 @@ class BatchReader:
         rows = self.rows[index]
         image = np.empty((*index.shape, *self.images.image_shape), input_dtype(self.images))
         flat, flat_real = image.reshape(-1, *self.images.image_shape), real.reshape(-1)
-        ok = np.ones(flat_real.shape, bool)
+        ok: NDArray[np.bool_] = np.ones(flat_real.shape, bool)
         # Padding comes last, so the real rows are one contiguous part.
         count = int(flat_real.sum())
         assert flat_real[:count].all(), "padding must follow the rows"

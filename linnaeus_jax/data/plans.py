@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.data.samplers import SamplerSettings, TrainingRows
 from linnaeus_jax.mistakes import InputError
@@ -23,10 +24,10 @@ from linnaeus_jax.mistakes import InputError
 class EpochPlan:
     """Index plan of one epoch, `[U, A, B]` (U updates, A micro-batches, B rows); of one update, `[A, B]`."""
 
-    index: np.ndarray  # int64, position within the split; -1 is padding
-    group: np.ndarray  # int32, the rows of one group may be mixed; -1: never mixed
-    partner: np.ndarray  # int32, position within the micro-batch of the row to mix with; itself: none
-    weight: np.ndarray  # float32, 0 for padding, else 1
+    index: NDArray[np.int64]  # position within the split; -1 is padding
+    group: NDArray[np.int32]  # the rows of one group may be mixed; -1: never mixed
+    partner: NDArray[np.int32]  # position within the micro-batch of the row to mix with; itself: none
+    weight: NDArray[np.float32]  # 0 for padding, else 1
     epoch: int | None = 0  # None: of an evaluation
 
     def __getitem__(self, key: Any) -> EpochPlan:

@@ -358,7 +358,7 @@ def random_keys(seed: int, epoch: int, stream: str, count: int) -> NDArray[np.ui
     return np.random.Philox(_seed_sequence(seed, epoch, stream)).random_raw(count)
 
 
-def _chunks(group: np.ndarray, size: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _chunks(group: np.ndarray, size: int, keys: np.ndarray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cuts each shuffled group into whole chunks: positions (int64[m, size] of one group each, int64[r] the rest)."""
     rows = np.flatnonzero(group >= 0)
     order = rows[np.lexsort((keys[rows], group[rows]))]

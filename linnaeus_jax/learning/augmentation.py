@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax import backend
 from linnaeus_jax.learning import pixel_ops
@@ -115,7 +116,7 @@ def normalize(image: jax.Array, mean: tuple[float, ...], std: tuple[float, ...])
     return (x - jnp.asarray(mean, jnp.float32).reshape(shape)) / jnp.asarray(std, jnp.float32).reshape(shape)
 
 
-def denormalize(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
+def denormalize(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.float32]:
     """What `normalize` was given, float32 [..., 3] in [0, 1], for looking at."""
     return pixels * np.asarray(std, np.float32) + np.asarray(mean, np.float32)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.learning.mixing import interpolate
 from linnaeus_jax.learning.task_weights import per_task
@@ -28,7 +29,7 @@ def class_weights(
     normalize: bool = False,
     task: str = "task",
     class_name: Callable[[int], str] = "class {}".format,
-) -> np.ndarray:
+) -> NDArray[np.float32]:
     """Weights of the classes of one task. With n = samples of the class and N = samples in all:
 
     * ``none``: 1

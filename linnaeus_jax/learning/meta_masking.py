@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.mistakes import InputError
 
@@ -29,7 +30,7 @@ class MaskDraws(NamedTuple):
     combo: jax.Array
 
 
-def column_components(bounds: Bounds, columns: int) -> np.ndarray:
+def column_components(bounds: Bounds, columns: int) -> NDArray[np.int32]:
     """Component index of every metadata column.
 
     Args:
@@ -50,7 +51,7 @@ def column_components(bounds: Bounds, columns: int) -> np.ndarray:
 
 def combo_table(
     whitelist: Sequence[Sequence[str]], weights: Sequence[float], components: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
     """Combinations of components that partial masking chooses from.
 
     Args:
@@ -141,7 +142,7 @@ def zero_components(meta: jax.Array, component_mask: jax.Array, bounds: Bounds) 
     return jnp.where(component_mask[:, column_components(bounds, meta.shape[1])], meta, 0.0)
 
 
-def component_mask(components: Sequence[str], masked: Sequence[str] | None) -> np.ndarray:
+def component_mask(components: Sequence[str], masked: Sequence[str] | None) -> NDArray[np.bool_]:
     """Components that a validation phase shows to the model.
 
     Args:

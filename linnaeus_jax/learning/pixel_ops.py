@@ -17,6 +17,7 @@ from collections.abc import Collection
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 IDENTITY = "identity"
 AFFINE_OPS = ("shear_x", "shear_y", "rotate", "translate_x", "translate_y")
@@ -140,7 +141,7 @@ def equalize_table(counts: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def _levels_short_by_one() -> np.ndarray:
+def _levels_short_by_one() -> NDArray[np.int32]:
     """Where Pillow's autocontrast stays one below a whole number by rounding in float64: int32, ascending, codes
     (low * 256 + high) * 256 + level."""
     high, level = np.arange(256)[:, None], np.arange(256)[None, :]

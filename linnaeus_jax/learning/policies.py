@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.learning.pixel_ops import IDENTITY, OP_CODE, OPS
 from linnaeus_jax.mistakes import InputError
@@ -62,10 +63,10 @@ class Policy:
     uniform in [0, 1).
     """
 
-    op: np.ndarray  # int32 [N, S], codes of pixel_ops.OP_CODE
-    prob: np.ndarray  # float32 [N, S], chance that the operator is applied
-    base: np.ndarray  # float32 [N, S]
-    delta: np.ndarray  # float32 [N, S]
+    op: NDArray[np.int32]  # [N, S], codes of pixel_ops.OP_CODE
+    prob: NDArray[np.float32]  # [N, S], chance that the operator is applied
+    base: NDArray[np.float32]  # [N, S]
+    delta: NDArray[np.float32]  # [N, S]
     joint: bool  # True: one choice fills all slots; False: every slot chooses for itself
 
     @property

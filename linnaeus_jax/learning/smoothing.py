@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.mistakes import InputError
 
@@ -22,7 +23,7 @@ MIN_ROW_WEIGHT = 1e-9
 _KEY = "loss.taxonomy_smoothing"
 
 
-def smoothing_matrix(distance: np.ndarray, *, alpha: float, beta: float) -> np.ndarray:
+def smoothing_matrix(distance: np.ndarray, *, alpha: float, beta: float) -> NDArray[np.float32]:
     """The dense smoothing matrix of any distance: the definition, for inspection and small class counts.
 
     Args:
@@ -147,7 +148,7 @@ class TaxonomySmoothing:
             mass = mass + jnp.where(below, subtree[:, k][:, None], 0.0)
         return mass
 
-    def distance_matrix(self, rows: int | None = None) -> np.ndarray:
+    def distance_matrix(self, rows: int | None = None) -> NDArray[np.float32]:
         """float32 [R, C]: edges from the first `rows` classes (None: all) to every class, 0 on the diagonal, inf
         without a common ancestor."""
         own = self.ancestors[:rows]
@@ -158,12 +159,12 @@ class TaxonomySmoothing:
         np.fill_diagonal(distance, 0.0)
         return distance
 
-    def dense_matrix(self, rows: int | None = None) -> np.ndarray:
+    def dense_matrix(self, rows: int | None = None) -> NDArray[np.float32]:
         """float32 [R, C]: the same smoothing of the first `rows` classes by the dense definition, for inspection."""
         return smoothing_matrix(self.distance_matrix(rows), alpha=self.alpha, beta=self.beta)
 
 
-def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[np.ndarray, np.ndarray]:
+def _ancestors(parents: Sequence[np.ndarray], level: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Ancestor chains int32 [C, K] of one rank and the number of its classes below each, float64 [C, K] (0 for none).
 
     K is the longest chain that occurs, so a rank without parents has K = 0.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.mistakes import InputError
 
@@ -44,7 +45,7 @@ def initial_task_weights(
     init_strategy: str,
     density: Sequence[float] | np.ndarray,
     num_classes: Sequence[int] | np.ndarray,
-) -> np.ndarray:
+) -> NDArray[np.float32]:
     """The weights that training starts with; static weighting keeps them, GradNorm moves them.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax.metrics.metric import (
     RISK_LEVELS,
@@ -363,7 +364,7 @@ def signed_confidence(probability: jax.Array, right: jax.Array, counted: jax.Arr
     return jnp.where(counted, jnp.where(right, confidence, -confidence), 2.0)
 
 
-def ranked(score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ranked(score: np.ndarray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows and errors at every distinct confidence of one task, most confident first: int64 each.
 
     Args:

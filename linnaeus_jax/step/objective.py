@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import struct
+from numpy.typing import NDArray
 
 from linnaeus_jax.config.derived import NullMasking
 from linnaeus_jax.data.preprocessing import Preprocessing
@@ -60,8 +61,8 @@ class ModelInputs(NamedTuple):
 class MaskSettings:
     """Random masking of metadata in training."""
 
-    combos: np.ndarray  # bool [n, K]
-    log_weights: np.ndarray  # float32 [n]
+    combos: NDArray[np.bool_]  # [n, K]
+    log_weights: NDArray[np.float32]  # [n]
 
     @classmethod
     def build(cls, partial: PartialMasking, components: tuple[str, ...]) -> MaskSettings:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from linnaeus_jax import backend
 from linnaeus_jax.config.derived import gradnorm_enabled, mixes, null_masking
@@ -56,7 +57,7 @@ class Program:
     settings: StepSettings
     evaluation: EvaluationProgram
     parameters: tuple[ParameterInfo, ...]
-    initial_weights: np.ndarray  # float32 [T]
+    initial_weights: NDArray[np.float32]  # [T]
     ema: bool
     stored: jax.ShapeDtypeStruct | None = None  # of a picture, where `objective.block` is given
     views: int = 1  # of each training row that are stored
@@ -231,7 +232,7 @@ def build_program(
     )
 
 
-def _initial_task_weights(config: Config, dataset: Dataset) -> np.ndarray:
+def _initial_task_weights(config: Config, dataset: Dataset) -> NDArray[np.float32]:
     """float32 [T]."""
     weighting = config.loss.grad_weighting.task
     return task_weights.initial_task_weights(

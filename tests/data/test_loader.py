@@ -90,7 +90,8 @@ def test_decoding_threads_follow_the_cores(monkeypatch, count, processes, thread
 def test_what_is_only_copied_needs_no_pool(source):
     reader = BatchReader({}, np.arange(COUNT), source, 4)
     rows = np.arange(COUNT)
-    batch = reader.read(EpochPlan(rows, rows * 0, rows * 0, np.ones(COUNT, np.float32)))
+    none = np.zeros(COUNT, np.int32)
+    batch = reader.read(EpochPlan(rows, none, none, np.ones(COUNT, np.float32)))
     np.testing.assert_array_equal(batch["image"], golden_pixels(COUNT))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("linnaeus-images")]
     reader.close()

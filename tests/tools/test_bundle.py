@@ -244,7 +244,7 @@ def test_a_moved_bundle_answers_as_the_run_does(tmp_path, one_device, capsys):
     pixels = np.empty((len(split), 32, 32, 3), np.uint8)
     source = open_split(loaded.experiment.config, split)
     source.read(split.rows, pixels)
-    valid = {name: split.meta_valid & masks[phase] for name, phase in phases.items()}
+    valid: dict[str, Any] = {name: split.meta_valid & masks[phase] for name, phase in phases.items()}
     assert not split.meta_valid.all()  # some are unknown
     order = np.random.default_rng(0).permutation(len(split))
     np.savez(tmp_path / "given.npz", pixels=pixels, meta=split.meta, order=order, **valid)
