@@ -14,17 +14,13 @@ from tests import annotated
 
 FUNCTIONS = """
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
 def one(rows: NDArray[np.int64], how: Callable[[int], int] | None = None) -> NDArray[np.int32]:
     return rows.astype(np.int16 if len(rows) == 2 else np.int32)
-
-def several(count: int) -> tuple[dict[str, NDArray[np.int64]], Unknown]:
-    return {"a": np.zeros(count, np.int64), "b": np.zeros(count, np.int32)}, None
 
 def records() -> NDArray[np.void]:
     return np.zeros(2, [("a", np.int8)])
@@ -36,7 +32,7 @@ def opened(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(tmp_path):
     """A module that is loaded as those of the package are."""
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     loader = annotated._Checking("functions", str(tmp_path / "functions.py"))
