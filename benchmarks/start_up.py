@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -22,21 +21,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import other_commit
 from benchmarks.common import write_results
 from linnaeus_jax.tools import make_demo
 
-REPOSITORY = Path(__file__).parents[1]
 LIMIT = 0.25
 STARTS = ("cold", "second", "third")
 
 
-def start(directory: Path, cache: Path, keys: Sequence[str]) -> dict[str, float]:
-    """Seconds of one start of a run in a new run directory."""
-    config = REPOSITORY / "configs" / "quickstart.py"
+def start(directory: Path, cache: Path, keys: Sequence[str], package: Path = other_commit.HERE) -> dict[str, float]:
+    """Seconds of one start of a run in a new run directory, with the package of a checkout."""
+    config = package / "configs" / "quickstart.py"
     with tempfile.TemporaryDirectory(dir=directory) as run:
         given = [f"--config={config}", f"--workdir={run}", f"--config.env.compilation_cache_dir={cache}", *keys]
         command = [sys.executable, "-m", "benchmarks.start_worker", "--", *given]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        env = other_commit.environment(package)
         ended = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"the run failed:\n{ended.stderr[-2000:]}")

@@ -24,8 +24,10 @@ from benchmarks import (
     heads_and_losses,
     heads_on_demo,
     input_ratios,
+    other_commit,
     pages,
     processes,
+    run_before,
     saving,
     start_up,
     step_common,
@@ -206,13 +208,23 @@ def test_starts_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     make = start_up.make_demo.main
     monkeypatch.setattr(start_up.make_demo, "main", lambda arguments: make([*arguments, "--rows", "600"]))
-    example = start_up.REPOSITORY / "tests" / "extending" / "model_example.py"  # compiled in a third of the time
+    example = other_commit.HERE / "tests" / "extending" / "model_example.py"  # compiled in a third of the time
     model = [f"--config.env.plugins={example}", "--config.model.type=SmallNet", "--config.model.variant=narrow"]
     start_up.main(["--pairs", "1", "--config.data.batch_size=16", *model])
     rows = json.loads((tmp_path / "start_up.json").read_text())["rows"]
     assert [row["start"] for row in rows] == list(start_up.STARTS)
     assert all(0 < row["step_cpu"] + row["initial_state_cpu"] < row["first_update_cpu"] for row in rows)
     assert 0 < rows[1]["ratio"] < 1
+
+
+@pytest.mark.slow
+def test_runs_are_compared_with_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    run_before.main(["--pairs", "2", "--model", "mFormerV1-tiny", "--baseline", "HEAD", "checkpoints"])
+    report = json.loads((tmp_path / "run_before.json").read_text())
+    assert [row["measure"] for row in report["rows"]] == ["wait", "background", "restore"]
+    assert all(row["ratio"] > 0 and row["limit"] == 0.97 for row in report["rows"])
+    assert report["baseline"] == "HEAD"
 
 
 @pytest.mark.slow
