@@ -195,4 +195,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "group = connected_components(graph, directed=False)[1].astype(np.int64)",
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
+    (
+        "data/picture_costs.py",
+        'size = self._tags["count"].astype(np.float64) * _TAG_BYTES[self._tags["type"]]',
+        "'np.float64' -> 'np.float32'",
+    ): "compared with four times the size of the file, and more",
+    (
+        "learning/pixel_ops.py",
+        "weight = jnp.concatenate([~jnp.any(hit, keepdims=True), hit]).astype(jnp.float32)",
+        "'jnp.float32' -> 'jnp.float16'",
+    ): "zeros and ones",
+    (
+        "data/image_checks.py",
+        "places = np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
 }

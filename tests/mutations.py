@@ -153,7 +153,8 @@ def _computes(keyword: ast.keyword) -> bool:
 
 def _is_empty(call: ast.Call) -> bool:
     """Makes an array without elements, whose type is that of what it is joined with."""
-    return ast.unparse(call.func) == "np.empty" and ast.unparse(call.args[0]).startswith(("0", "(0,"))
+    makes = ast.unparse(call.func) in ("np.empty", "np.zeros", "jnp.zeros")
+    return makes and ast.unparse(call.args[0]).startswith(("0", "(0,"))
 
 
 def _changed_call(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:

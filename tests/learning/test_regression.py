@@ -87,6 +87,15 @@ def test_the_search_ends_where_the_gradient_is_zero(weights):
                 assert (bias[6] <= np.log(np.exp(logits).sum(axis=1)) + np.log(0.5 / w.sum()) + 1e-4).all()
 
 
+def test_a_rank_of_more_classes_than_two_bytes_count():
+    """The last ones alone have rows, some of them no part in the rank."""
+    x = np.eye(3, dtype=np.float32)[np.arange(90) % 3]
+    label = np.where(np.arange(90) < 81, 39_997 + np.arange(90) % 3, -1)[:, None]
+    (fits,) = regressions(x, label, np.ones((1, 90), np.float32), {"fine": 40_000}, (0.1,), 30)
+    ((kernel, bias),) = fits["fine"]
+    np.testing.assert_array_equal((np.eye(3) @ kernel + bias).argmax(axis=1), [39_997, 39_998, 39_999])
+
+
 def test_a_row_counts_the_same_however_many_views_it_has(monkeypatch):
     """Equal views change nothing, for either kind."""
     monkeypatch.setattr(regression, "ITERATIONS", 200)

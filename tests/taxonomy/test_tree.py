@@ -113,3 +113,11 @@ def test_labels_without_null_class():
     assert conflicts == []
     assert list(tree.top_classes()) == [0]
     assert [of.tolist() for of in tree.finest_below()] == [[1, 1], [1]]
+
+
+def test_more_classes_than_two_bytes_count():
+    every = np.arange(40_000)
+    label = np.stack([every, every], axis=1).astype(np.int32)
+    tree, _ = TaxonomyTree.from_labels({"taxa_L10": every, "taxa_L20": every}, [label], null_possible=False)
+    np.testing.assert_array_equal(tree.parent["taxa_L10"], every)
+    np.testing.assert_array_equal(tree.anc["taxa_L10"], label)
