@@ -139,7 +139,7 @@ def test_errors(settings, text):
             "interval_steps = 7 never fires",
         ),
         ({"data.sampler.type": "standard"}, "nothing is mixed"),
-        ({"schedule.validation.interval_steps": 30}, "over a quarter"),
+        ({"schedule.validation.interval_steps": 26}, "over a quarter"),
         (
             {"schedule.validation.interval_epochs": 4, "schedule.validation.at_end": False},
             "final epoch has no validation",
@@ -159,14 +159,14 @@ def test_errors(settings, text):
         ({"lr_scheduler.warmup_fraction": 0.5}, "half of the run"),
         ({"lr_scheduler.warmup_steps": 100}, "only the ramp is seen"),
         ({"lr_scheduler.min_lr": 1.0}, "min_lr = 1.0 is lowered"),
-        ({"schedule.meta_masking.end_steps": 400}, "ends at update 400, beyond"),
+        ({"schedule.meta_masking.end_steps": 101}, "ends at update 101, beyond"),
         (
             {
                 "schedule.meta_masking.partial.enabled": True,
-                "schedule.meta_masking.partial.start_steps": 50,
+                "schedule.meta_masking.partial.start_steps": 40,
                 "schedule.meta_masking.partial.end_steps": 40,
             },
-            "50 to 40, is empty",
+            "40 to 40, is empty",
         ),
         (
             {
@@ -175,16 +175,16 @@ def test_errors(settings, text):
             },
             "without an interval",
         ),
-        ({"train.early_stop.active": True, "train.early_stop.patience_steps": 5}, "shorter than the 10 updates"),
+        ({"train.early_stop.active": True, "train.early_stop.patience_steps": 9}, "shorter than the 10 updates"),
         (
             {
                 "train.early_stop.active": True,
-                "train.early_stop.patience_steps": 35,
+                "train.early_stop.patience_steps": 39,
                 "schedule.validation.interval_epochs": 3,  # the first one is after four
             },
             "shorter than the 40 updates",
         ),
-        ({"train.early_stop.active": True, "train.early_stop.max_steps": 500}, "beyond the 100 updates"),
+        ({"train.early_stop.active": True, "train.early_stop.max_steps": 101}, "beyond the 100 updates"),
         ({"train.early_stop.active": True, "train.early_stop.metric": "val_mask_SPATIAL_loss"}, "never run"),
         (
             {
@@ -208,6 +208,37 @@ def test_errors(settings, text):
 def test_warnings(settings, text):
     warnings = make_schedule({"train.epochs": 10} | settings).warnings
     assert any(text in warning for warning in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"schedule.validation.interval_steps": 25}, "over a quarter"),
+        ({"lr_scheduler.warmup_steps": 49}, "half of the run"),
+        ({"lr_scheduler.warmup_steps": 99}, "only the ramp is seen"),
+        ({"lr_scheduler.warmup_steps": 10}, "fewer than 10"),
+        ({"lr_scheduler.reference_bs": 8, "data.batch_size": 32}, "multiplied by"),
+        ({"schedule.meta_masking.end_steps": 100}, "schedule.meta_masking ends"),
+        (
+            {
+                "schedule.meta_masking.partial.enabled": True,
+                "schedule.meta_masking.partial.start_steps": 39,
+                "schedule.meta_masking.partial.end_steps": 40,
+            },
+            "is empty",
+        ),
+        ({"train.early_stop.active": True, "train.early_stop.patience_steps": 10}, "shorter than"),
+        ({"train.early_stop.active": True, "train.early_stop.max_steps": 100}, "max_steps = 100 is beyond"),
+        (
+            {"loss.grad_weighting.task.gradnorm_enabled": True, "loss.grad_weighting.task.update_interval": 51},
+            "divergence may stay hidden",
+        ),
+        ({"schedule.metrics.console_interval": 100}, "console (every"),
+    ],
+)
+def test_no_warning_just_before(settings, text):
+    warnings = make_schedule({"train.epochs": 10} | settings).warnings
+    assert not any(text in warning for warning in warnings), warnings
 
 
 def test_a_batch_as_large_as_the_data_is_said():
