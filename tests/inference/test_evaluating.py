@@ -96,22 +96,35 @@ def test_answers_are_those_of_predictions(model, bundle, data):
     assert not strict.right[[3, 5], 0].any()
 
 
-def test_what_becomes_of_unknown_taxa(model, bundle, data):
-    """All rows are answered by species 13 of genus 22, but rows 3 and 4 by the genus alone."""
+def evaluated_by(model, bundle, data, silent=()):
+    """Every row is answered by species 13 of genus 22, but rows 3 and 4 by the genus alone, and those of `silent` not."""
+    labelled = read_labelled(bundle, data.labels)
 
     def forward(image, meta, valid):
         z = {task: np.zeros((len(image), n), np.float32) for task, n in bundle.taxonomy.tree.num_classes.items()}
         for task, taxon in zip(bundle.tasks, (3, 2, 2)):
-            z[task][:, taxon] = 60
+            z[task][~np.isin(labelled.rows, silent), taxon] = 60
         z["taxa_L10"][np.isin(labelled.rows, (3, 4)), 0] = 90
         return SimpleNamespace(result=lambda: z)
 
-    labelled = read_labelled(bundle, data.labels)
     passes = SimpleNamespace(buckets=(64,), dispatch=forward)
     stub: Any = SimpleNamespace(
         bundle=bundle, answers=model.answers, forward=passes, forward_for=lambda options: passes
     )
-    evaluated = evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels))
+    return evaluate_labelled(stub, labelled, Pictures.of(bundle, data.images, data.labels))
+
+
+@pytest.mark.parametrize("family", [31, 32])
+def test_a_row_without_an_answer_is_not_answered_at_a_coarser_rank(model, bundle, data, family):
+    """Whatever its most likely family is; row 5 is one of two of an unknown species, row 3 has an answer."""
+    with h5py.File(data.labels, "r+") as file:
+        file["taxa_L30"] = np.array([31, 31, 32, 32, 32, family, 32, 0], np.uint32)
+    answered = summary(bundle, evaluated_by(model, bundle, data, silent=(5,)))["unknown_taxa_answered"]
+    assert answered["species"] == {"named": 0.0, "coarser": 0.5, "coarser_wrong": 0.0, "none": 0.5}
+
+
+def test_what_becomes_of_unknown_taxa(model, bundle, data):
+    evaluated = evaluated_by(model, bundle, data)
     numbers = summary(bundle, evaluated)
     assert json.loads(json.dumps(numbers)) == numbers
     species, genus = numbers["ranks"]["species"], numbers["ranks"]["genus"]
