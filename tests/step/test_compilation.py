@@ -40,6 +40,19 @@ def test_compiled_step_says_what_it_needs_and_computes_what_the_function_does(pl
     assert found.sharding.is_equivalent_to(placement.replicated, found.ndim)
 
 
+def test_the_new_state_lies_where_the_old_one_did_whatever_it_is_made_of(placed):
+    """Here of rows that lie on different devices."""
+    placement, _, batch = placed
+    rows = placement.replicate(jnp.zeros((4, 8)))
+
+    def gathered(state, batch):
+        return state + batch["image"][0], batch["image"][0]
+
+    compiled = compile_step(gathered, rows, batch, placement, "plain")
+    for found in compiled(rows, batch):
+        assert found.sharding.is_equivalent_to(placement.replicated, 2)
+
+
 def test_a_state_that_is_needed_again_is_not_donated(placed):
     placement, state, batch = placed
     compile_step(step, state, batch, placement, "check", donate=False)(state, batch)
