@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import h5py
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -116,10 +117,21 @@ def test_a_card_says_what_the_model_looks_at(bundle, tmp_path):
     text = (tmp_path / "README.md").read_text()
     names = ", ".join(component.name for component in bundle.encoder.components)
     assert f"Metadata of the pictures ({names}) make the answers better" in text
+    assert text.split("## What it is")[1].split("\n\n")[1].splitlines()[2:] == [
+        "| model | mFormerV1-tiny |",
+        f"| parameters | {sum(np.size(leaf) for leaf in jax.tree.leaves(bundle.variables['params'])):,} |",
+        "| weights | last parameters after 7 updates |",
+        "| picture | 32 x 32 pixels, squash |",
+        "| metadata | TEMPORAL (date, 2 numbers); SPATIAL (place, 3 numbers); ELEVATION (elevation, 4 numbers) |",
+        "| taxa | family 2, genus 2, species 4 |",
+        "| unknown | can be answered at any rank |",
+        "| format | linnaeus_jax bundle, version 1 |",
+    ]
     alone = dataclasses.replace(bundle, encoder=dataclasses.replace(bundle.encoder, components=()))
     write_card(alone, None, tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert "looks at the picture alone: place, date and elevation change nothing" in text
+    assert "| metadata | none |" in text
     assert "better" not in text
 
 
