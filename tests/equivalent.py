@@ -210,4 +210,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "places = np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(np.int64)",
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
+    (
+        "learning/update.py",
+        "clipped, _ = transform.update(layers, transform.init(weights), weights)",
+        "'transform.init(weights)' -> 'weights'",
+    ): "optax's clipping has no state",
+    (
+        "learning/regression.py",
+        "known, scale = label >= 0, np.float32(best_scale(way.logits, label))",
+        "'np.float32' -> 'np.float16'",
+    ): _TUNED,
+    (
+        "metrics/extras.py",
+        "index = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]",
+        "'jnp.arange(logits.shape[1], dtype=jnp.int32)' -> 'jnp.arange(logits.shape[1])'",
+    ): "JAX counts with 32 bits",
+    (
+        "learning/augmentation.py",
+        "return jax.lax.cond(uniform[0, 0] < settings.erase_prob, erased, lambda: image)",
+        "'uniform[0, 0] < settings.erase_prob' -> 'uniform[0, 0] <= settings.erase_prob'",
+    ): "one of 8 million values that are drawn",
 }

@@ -167,7 +167,7 @@ def pack_folder(labels: Path, identifiers: NDArray[Any], folder: Path, out: Path
         expected, found, rows_read = label_checksums(str(labels)), np.array(checksums, np.uint32), np.flatnonzero(sizes)
         other = others(expected, rows_read, found[rows_read], encoded=True)
         if other is not None and len(other):
-            raise UserError(other_contents(str(folder), str(labels), other, len(rows_read)))
+            raise UserError(other_contents(folder, labels, other, len(rows_read)))
     return PackReport(out, len(identifiers) - missing, total, missing)
 
 

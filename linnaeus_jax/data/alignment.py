@@ -94,10 +94,10 @@ def misalignment(path: Path, source: ImageSource, labels: str) -> str:
     if other is None:
         log.info("%s: %s was built with images of another form, so that they are not compared", path, labels)
         return ""
-    return other_contents(str(path), labels, other, len(rows)) if len(other) else ""
+    return other_contents(path, labels, other, len(rows)) if len(other) else ""
 
 
-def other_contents(path: str, labels: str, other: NDArray[np.int64], compared: int) -> str:
+def other_contents(path: Path, labels: str | Path, other: NDArray[np.int64], compared: int) -> str:
     """What is said of rows, at least one, whose images are others than those that a labels file was built with."""
     return (
         f"{path}: {len(other)} of {compared} images that were compared are not those that {labels} was built with, the "

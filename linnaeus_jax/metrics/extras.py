@@ -124,7 +124,7 @@ class TaxonomyMetrics(PhaseMetric):
         return sums | {"distance": distance}
 
     def compute(self, sums: Mapping[str, np.ndarray], tasks: Sequence[str]) -> dict[str, float]:
-        errors = np.asarray(sums["distance"], np.int64)[:, 1:]
+        errors = np.asarray(sums["distance"])[:, 1:]
         edges = 2 * (errors @ np.arange(1, 1 + errors.shape[1]))
         values = {
             "consistency_rate": ratio(sums["consistent"], sums["count"]),

@@ -200,6 +200,23 @@ def test_answers_with_and_without(tits):
     assert none({**given, PRIOR: ratios}, none.options())[0].path == before[0].path
 
 
+def test_each_row_says_what_it_would_be_without(tits):
+    """One is answered by a species, one by its genus alone, and one by nothing."""
+    taxonomy = small_taxonomy()
+    plain = Answers(taxonomy, Calibration.none(taxonomy.tasks))
+    answers = plain.with_prior(tits)
+    assert answers.prior is not None
+    given = logits(("Parus minor", 0.0), ("Parus minor", 0.7), ("Parus minor", 0.0))
+    for z in given.values():
+        z[2] = 0
+    said = answers({**given, PRIOR: answers.prior.of_observations([BERLIN] * 3)}, answers.options())
+    before = plain(given, plain.options())
+    assert [each.answer and each.answer.rank for each in before] == ["genus", "species", None]
+    assert [each.answer and each.answer.name for each in said[:2]] == ["Parus major"] * 2
+    assert [each.without_prior for each in said[:2]] == [each.answer for each in before[:2]]
+    assert (said[0].prior_text or "").startswith("without place and date genus Parus (")
+
+
 def test_a_cut_and_what_is_refused(tits):
     taxonomy = small_taxonomy()
     plain = Answers(taxonomy, Calibration.none(taxonomy.tasks))

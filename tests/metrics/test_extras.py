@@ -236,3 +236,15 @@ def test_curves_are_json_and_agree_with_the_numbers():
         errors = count - curve["distance"]["0"]
         total = sum(int(edges) * n for edges, n in curve["distance"].items())
         assert total / errors == pytest.approx(values[f"taxonomic_distance_{task}"])
+
+
+def test_values_of_as_many_rows_as_can_be_counted():
+    """Nothing changes if every row comes equally often, until the counts of the device are full."""
+    logits, label, weight = make_batch(5)
+    sums, scores = jax.device_get(sums_of(logits, label, weight)), scores_of(logits, label, weight)
+    often = (2**31 - 1) // max(int(x.max()) for x in jax.tree.leaves(sums) if x.dtype == np.int32)
+    assert often > 10**7
+    many = jax.tree.map(lambda x: x * x.dtype.type(often), sums)
+    values = summarise(sums, TASKS, EXTRAS, scores)
+    assert summarise(many, TASKS, EXTRAS, scores) == pytest.approx(values, rel=1e-5)
+    assert {"taxonomic_distance_taxa_L10", "consistency_rate", "ece_taxa_L10"} <= set(values)

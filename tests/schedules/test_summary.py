@@ -101,6 +101,12 @@ def test_chart_has_fixed_width():
         assert any(line.startswith("exhaustive validation") and line.rstrip().endswith("^|") for line in rows)
 
 
+def test_a_rate_of_zero_has_no_curve():
+    none = {"lr_scheduler.base_lr": 0.0, "lr_scheduler.warmup_lr": 0.0, "lr_scheduler.min_lr": 0.0}
+    assert not any(line.startswith("lr ") for line in text_chart(make_schedule(none)))
+    assert any(line.startswith("lr ") for line in text_chart(make_schedule()))
+
+
 def test_json_holds_everything(tmp_path):
     resolved = make_schedule(_SETTINGS, epochs=10)
     text, data = write_summary(resolved, tmp_path / "assets")

@@ -323,7 +323,7 @@ class ReadPictures:
             expected, encoded = label_checksums(str(pictures.file.path)), isinstance(pictures.source, EncodedImages)
             rows = others(expected, self.checked, self.crc[self.checked], encoded=encoded)
             if rows is not None and len(rows):
-                text = other_contents(str(pictures.path), str(pictures.file.path), rows, len(self.checked))
+                text = other_contents(pictures.path, pictures.file.path, rows, len(self.checked))
                 yield Found(rows, fields={"problem": text})
 
     CHECKS: ClassVar = (
