@@ -216,11 +216,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "'transform.init(weights)' -> 'weights'",
     ): "optax's clipping has no state",
     (
-        "learning/regression.py",
-        "known, scale = label >= 0, np.float32(best_scale(way.logits, label))",
-        "'np.float32' -> 'np.float16'",
-    ): _TUNED,
-    (
         "metrics/extras.py",
         "index = jnp.arange(logits.shape[1], dtype=jnp.int32)[None, :]",
         "'jnp.arange(logits.shape[1], dtype=jnp.int32)' -> 'jnp.arange(logits.shape[1])'",
@@ -230,4 +225,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return jax.lax.cond(uniform[0, 0] < settings.erase_prob, erased, lambda: image)",
         "'uniform[0, 0] < settings.erase_prob' -> 'uniform[0, 0] <= settings.erase_prob'",
     ): "one of 8 million values that are drawn",
+    ("step/objective.py", "grad_norm=jnp.zeros((), jnp.float32),", "'jnp.float32' -> 'jnp.float16'"): (
+        "that of the update takes its place"
+    ),
+    ("learning/mixing.py", "row, column = centre[..., 0], centre[..., 1]", "'1' -> '2'"): (
+        "JAX takes an index behind the last for the last"
+    ),
 }

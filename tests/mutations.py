@@ -84,7 +84,7 @@ SYMMETRIC = re.compile(
 #: calls whose arguments are words or plots for people, which are judged by eye
 WORDS = re.compile(
     r"(^|\.)(log|console|warnings?|print|key|Option|add_argument|debug|info|warning|error|Figure)$|Error$"
-    r"|\.(bar|bar_label|colorbar|grid|plot|scatter|stackplot|set_(array|aspect|title|[xy](label|lim|ticks|ticklabels)))$"
+    r"|\.(bar|bar_label|colorbar|grid|plot|scatter|stackplot|subplots|set_(array|aspect|title|[xy](label|lim|ticks|ticklabels)))$"
 )
 
 

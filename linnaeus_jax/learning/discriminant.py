@@ -109,6 +109,6 @@ def fitted(halves: Sequence[FeatureSums], sample: tuple[NDArray[np.float32], NDA
         affine, half = whole.discriminants(rank), halves[0].discriminants(rank)
         if affine is None:
             continue
-        scale = np.float32(1.0 if half is None else best_scale(sample[0] @ half[0] + half[1], sample[1][:, place]))
+        scale = 1.0 if half is None else best_scale(sample[0] @ half[0] + half[1], sample[1][:, place])
         found[rank] = (affine[0] * scale, affine[1] * scale)
     return found

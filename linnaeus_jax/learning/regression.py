@@ -171,7 +171,7 @@ def affine_of_nothing(width: int, count: int) -> Affine:
 
 def _scaled(way: _Way, label: NDArray[np.integer]) -> tuple[float, RankFit]:
     """A way with logits that are as sure as they are right, and by what it is ranked."""
-    known, scale = label >= 0, np.float32(best_scale(way.logits, label))
+    known, scale = label >= 0, best_scale(way.logits, label)
     hits = float((way.logits[known].argmax(axis=1) == label[known]).mean())
     fits = [(kernel * scale, bias * scale) for kernel, bias in way.fits]
     fit = RankFit(way.logits * scale, way.kind, hits, fits)

@@ -97,7 +97,7 @@ def test_answers_are_those_of_predictions(model, bundle, data):
 
 
 def evaluated_by(model, bundle, data, silent=()):
-    """Rows are answered by species 13 of genus 22, but rows 3 and 4 by the genus alone, and those of `silent` by none."""
+    """Rows are answered by species 13 of genus 22, rows 3 and 4 by the genus alone, and those of `silent` by none."""
     labelled = read_labelled(bundle, data.labels)
 
     def forward(image, meta, valid):
