@@ -196,9 +196,9 @@ def test_groups_have_their_size(labels, min_size, seed):
 
 
 def test_rarity_rounds_half_to_even_and_names_every_bin():
-    counts = {"a": np.array([0, 4, 1, 9]), "b": np.array([5])}
-    thresholds = splits.rarity_thresholds(counts, (50, 99))  # positions 1.5 -> 2 and 2.97 -> 3
-    assert {task: values.tolist() for task, values in thresholds.items()} == {"a": [4, 9]}
+    counts = {"a": np.array([0, 4, 1, 9]), "b": np.array([5]), "c": np.array([8, 6])}
+    thresholds = splits.rarity_thresholds(counts, (50, 99))  # positions 1.5 -> 2 and 2.97 -> 3; 0.5 -> 0, 0.99 -> 1
+    assert {task: values.tolist() for task, values in thresholds.items()} == {"a": [4, 9], "c": [6, 8]}
     assert splits.rarity_bins(np.array([0, 3, 4, 8, 9, 10]), thresholds["a"]).tolist() == [0, 0, 1, 1, 2, 2]
     assert splits.rarity_bin_names((1, 5, 99.5)) == ("lt_p1", "p1_p5", "p5_p99.5", "ge_p99.5")
     assert splits.rarity_bin_names(()) == ()

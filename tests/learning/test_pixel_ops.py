@@ -49,6 +49,17 @@ def test_table_operators_are_exact(golden, color_op):
     np.testing.assert_array_equal(color_op(picture, OP_CODE["autocontrast"], 0.0), want)
 
 
+def test_equalize_follows_pillow():
+    """Pictures of more pixels than there are levels, each channel of a distribution of its own."""
+    flattened = jax.jit(lambda image: pixel_ops.equalize_table(pixel_ops.histogram(image)))
+    for seed in range(4):
+        share = np.random.default_rng(seed).beta(2, 5, (40, 48, 3))
+        picture = (255 * share ** [0.3, 1, 2]).astype(np.uint8)
+        table = np.asarray(flattened(picture))
+        got = np.stack([table[channel][picture[..., channel]] for channel in range(3)], axis=2)
+        np.testing.assert_array_equal(got, ImageOps.equalize(Image.fromarray(picture)))
+
+
 def test_blends_are_within_one_grey_level(golden, color_op):
     checked = cases(golden, {"color", "contrast", "brightness", "sharpness"})
     assert len(checked) == 9
