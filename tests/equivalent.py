@@ -231,4 +231,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("learning/mixing.py", "row, column = centre[..., 0], centre[..., 1]", "'1' -> '2'"): (
         "JAX takes an index behind the last for the last"
     ),
+    (
+        "step/train_step.py",
+        "params = merge_params(trained, frozen)",
+        "'merge_params(trained, frozen)' -> 'merge_params(frozen, trained)'",
+    ): "each has what the other lacks",
 }

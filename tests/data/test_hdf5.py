@@ -225,6 +225,21 @@ def test_rows_that_share_one_text_are_refused(clean, tmp_path, options):
     describe(path)
 
 
+@pytest.mark.parametrize("chunks", [None, (64,)])
+def test_texts_are_measured_whatever_the_width_of_addresses(tmp_path, chunks):
+    """Here 4 bytes; files that h5py makes by default have 8."""
+    made = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    made.set_sizes(4, 8)
+    path = tmp_path / "x.h5"
+    texts = ["a" * (number % 7) for number in range(1000)]
+    with h5py.File(h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, made)) as file:
+        file.create_dataset("x", data=texts, dtype=h5py.string_dtype(), chunks=chunks)
+    with h5py.File(path) as file:
+        pieces = list(hdf5._text_lengths(path, file["x"]))
+        assert np.concatenate(pieces)[:1000].tolist() == list(map(len, texts))
+        hdf5.check_texts(path, file["x"])
+
+
 def test_constant_columns_are_read(tmp_path):
     """A column of one value is packed a thousand times, and is as it should be."""
     with h5py.File(tmp_path / "x.h5", "w") as file:

@@ -100,6 +100,21 @@ def test_below_the_species():
     assert name_of("Parus major ssp.").below is None
 
 
+@pytest.mark.parametrize(
+    ("marks", "written"),
+    [
+        (("subsp", "ssp", "subspecies"), ""),
+        (("var", "variety", "varietas"), "var. "),
+        (("f", "fo", "forma", "form", "fma"), "f. "),
+        (("subvar", "subvariety"), "subvar. "),
+        (("subf", "subforma"), "subf. "),
+    ],
+)
+def test_marks_of_ranks_below_the_species_have_one_spelling(marks, written):
+    for mark in marks:
+        assert name_of(f"Rosa canina L. {mark}. alba").below == f"Rosa canina {written}alba", mark
+
+
 SPELLINGS = [
     *("Parus major", "parus major", "PARUS MAJOR", "Parus Major", "Parus  major", "Parus_major", "Parus major L."),
     *("Parus major Linnaeus, 1758", "Parus major (Linnaeus, 1758)", "Parus major Linnaeus", "Parus major newtoni"),
