@@ -236,4 +236,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "params = merge_params(trained, frozen)",
         "'merge_params(trained, frozen)' -> 'merge_params(frozen, trained)'",
     ): "each has what the other lacks",
+    (
+        "learning/gradnorm.py",
+        "return jnp.sum(jnp.where(active, values, 0.0)) / jnp.maximum(jnp.sum(active, dtype=jnp.float32), 1.0)",
+        "'jnp.sum(active, dtype=jnp.float32)' -> 'jnp.sum(active)'",
+    ): _PROMOTED,
+    (
+        "building/steps/splits.py",
+        "wanted = np.floor(units * fraction + 0.5).astype(np.int64)",
+        "'np.int64' -> 'np.int32'",
+    ): _SMALL,
 }

@@ -98,6 +98,8 @@ def test_warnings_that_are_not_printed_are_counted():
     finished: Any = SimpleNamespace(totals=totals, warnings=[str(i) for i in range(MOST_WARNINGS + 3)])
     *_, last_printed, rest = summary_tables(finished, Path("out"))
     assert (last_printed, rest) == (f"warning: {MOST_WARNINGS - 1}", "... and 3 more warnings, see build.json")
+    finished.warnings = finished.warnings[:MOST_WARNINGS]
+    assert list(summary_tables(finished, Path("out")))[-1] == f"warning: {MOST_WARNINGS - 1}"
 
 
 def test_force_replaces_what_is_built_and_no_part_beside(tmp_path):
