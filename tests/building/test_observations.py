@@ -224,6 +224,8 @@ def test_sea_level_is_known():
 def test_regions_are_flags():
     seen = observe(in_region=["1", "no", "TRUE", None, "maybe"])
     assert seen.raw["in_region"].tolist() == [1, 0, 1, 1, 1]
+    words = ["1", "true", "yes", "t", "y", "0", "false", "no", "f", "n"]
+    assert observe(in_region=words).raw["in_region"].tolist() == [1] * 5 + [0] * 5
     assert seen.blanked["component"].to_list() == ["in_region"]
 
 

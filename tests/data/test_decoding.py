@@ -224,6 +224,13 @@ def test_fewer_than_sixteen_bits_are_scaled_where_the_file_says_how_many(bits, c
     assert not caplog.records
 
 
+def test_eight_of_sixteen_bits_are_no_fewer_than_sixteen():
+    """No program writes 8 bits in 16 as they are; files that say so have been scaled."""
+    values = PICTURE[..., 0].astype(np.uint16)
+    assert_read(with_sbit(encoded(values), 8, 1), three(np.zeros_like(PICTURE[..., 0])))
+    assert_read(with_sbit(encoded(values), 9, 1), three(PICTURE[..., 0] >> 1))
+
+
 def test_dark_pictures_of_sixteen_bits_are_told_of_and_counted(caplog, monkeypatch):
     monkeypatch.setattr(decoding, "_dark", itertools.count(1))
     values = PICTURE[..., 0].astype(np.uint16) << 4

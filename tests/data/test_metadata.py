@@ -28,6 +28,7 @@ def test_settings_follow_idx(caplog):
     meta = get_config().data.meta
     meta.components.TEMPORAL.idx = 5
     assert [item.name for item in component_settings(meta)] == ["SPATIAL", "TEMPORAL"]
+    assert "is negative" not in caplog.text
     meta.components.SPATIAL.idx = -1
     assert [item.name for item in component_settings(meta)] == ["TEMPORAL"]
     assert "SPATIAL.idx = -1 is negative" in caplog.text

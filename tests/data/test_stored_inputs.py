@@ -130,6 +130,9 @@ def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"train\.bin: 0\.0 MB are to be stored .*lower train\.tune_views"):
         StoredFile(tmp_path / "train.bin", SPEC)
     assert not list(tmp_path.iterdir())
+    needed = SPEC.rows * SPEC.row_bytes
+    monkeypatch.setattr(stored_inputs.shutil, "disk_usage", lambda _: SimpleNamespace(free=needed))
+    assert StoredFile(tmp_path / "train.bin", SPEC).done == 0, "there is just enough"
 
 
 def test_a_picture_that_could_not_be_read_trains_nothing(tmp_path, values):

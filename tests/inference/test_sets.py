@@ -211,6 +211,9 @@ def test_ninety_per_cent_within_two_also_by_training_rows():
     assert [span(group) for group in groups][:2] == ["0 to 4", "5 to 9"]
     held = sum(group["rows"] * group["held"] for group in groups)
     assert held == pytest.approx(8000 * found[0.9]["held"])
+    for each in dataclasses.replace(measured, known=np.zeros(8000, bool)).numbers():
+        assert each["held"] is None
+        assert each["mean_size"] is not None
 
 
 def test_each_group_of_taxa_is_held_as_often_as_asked_for():

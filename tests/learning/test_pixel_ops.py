@@ -54,7 +54,7 @@ def test_equalize_follows_pillow():
     flattened = jax.jit(lambda image: pixel_ops.equalize_table(pixel_ops.histogram(image)))
     for seed in range(4):
         share = np.random.default_rng(seed).beta(2, 5, (40, 48, 3))
-        picture = (255 * share ** [0.3, 1, 2]).astype(np.uint8)
+        picture = (255 * share ** [0.3, 1, 2]).astype(np.uint8).clip(0, 60 if seed % 2 else 255)  # a full last level
         table = np.asarray(flattened(picture))
         got = np.stack([table[channel][picture[..., channel]] for channel in range(3)], axis=2)
         np.testing.assert_array_equal(got, ImageOps.equalize(Image.fromarray(picture)))

@@ -155,7 +155,7 @@ def test_errors(settings, text):
             "final epoch has no checkpoint",
         ),
         ({"schedule.validation.interval_steps": 7, "schedule.checkpoint.interval_epochs": 2}, "is given in epochs"),
-        ({"schedule.validation.interval_fraction": 0.05}, "is only 5 updates"),
+        ({"schedule.validation.interval_fraction": 0.09}, "is only 9 updates"),
         ({"lr_scheduler.warmup_fraction": 0.5}, "half of the run"),
         ({"lr_scheduler.warmup_steps": 100}, "only the ramp is seen"),
         ({"lr_scheduler.min_lr": 1.0}, "min_lr = 1.0 is lowered"),
@@ -234,6 +234,7 @@ def test_warnings(settings, text):
             "divergence may stay hidden",
         ),
         ({"schedule.metrics.console_interval": 100}, "console (every"),
+        ({"schedule.validation.interval_fraction": 0.1}, "is only"),
     ],
 )
 def test_no_warning_just_before(settings, text):

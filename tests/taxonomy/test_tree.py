@@ -113,6 +113,9 @@ def test_labels_without_null_class():
     assert conflicts == []
     assert list(tree.top_classes()) == [0]
     assert [of.tolist() for of in tree.finest_below()] == [[1, 1], [1]]
+    more = classes | {"taxa_L20": np.array([7, 8])}
+    tree, _ = TaxonomyTree.from_labels(more, [np.array([(0, 0)], np.int32)], null_possible=False)
+    assert [of.tolist() for of in tree.finest_below()] == [[1, 1], [1, 0]], "a class above none"
 
 
 def test_more_classes_than_two_bytes_count():
