@@ -214,6 +214,7 @@ def test_right_values_give_no_message(data):
     assert errors_of(data, smoothed | {"loss.taxonomy_smoothing.enabled": (True, False, False)}) == []
     always = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.update_interval": 1}
     assert errors_of(data, always) == []
+    assert errors_of(data, {"metrics.taxa_subsets": (("first", "taxa_L30", 1),)}) == []
 
 
 def test_everything_wrong_is_said_at_once(data):
