@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -22,3 +23,9 @@ def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)) or not _WHOLE.fullmatch(str(value)):
         raise TypeError(f"{str(value)[:100]!r} stands where an integer is needed")
     return int(value)
+
+
+def shortened(items: Iterable[str], most: int = 3, *, separator: str = ", ") -> str:
+    """The first of some texts, and how many more there are."""
+    listed = list(items)
+    return separator.join(listed[:most]) + (f" and {len(listed) - most:,} more" if len(listed) > most else "")

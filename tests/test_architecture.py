@@ -45,15 +45,15 @@ SUBPACKAGES: dict[str, set[str]] = {
         "models": "backend compat mistakes registry",
         "learning": "backend config mistakes registry",
         "step": "backend compat config data files learning metrics mistakes models registry schedules system",
-        "reporting": "compat config data files metrics schedules taxonomy",
+        "reporting": "compat config data files metrics mistakes schedules taxonomy",
         "building": "config data files reading reporting system taxonomy",
         "debugging": "compat config data files learning mistakes models reporting schedules step versions",
         "weights": "config data files mistakes models registry",
         "checks": "config data debugging learning mistakes models registry schedules step taxonomy weights",
         "run": "checks compat config data debugging files learning metrics mistakes models reporting schedules step "
         "system taxonomy versions weights",
-        "inference": "backend compat config data files learning metrics models reading registry reporting run step "
-        "system taxonomy weights",
+        "inference": "backend compat config data files learning metrics mistakes models reading registry reporting run "
+        "step system taxonomy weights",
         "migration": "config data inference models reading registry taxonomy weights",
         "demo": "data files system",
         "tools": "building checks config data debugging demo files inference learning metrics mistakes models "

@@ -25,6 +25,7 @@ from linnaeus_jax.config.processes import OPTIONS
 from linnaeus_jax.config.saved import config_from_json
 from linnaeus_jax.config.tree import FILTER_KEYS, assign, kind_of, mark_given, nearest_key, shown
 from linnaeus_jax.config.yaml_values import parse_list
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.registry import COMMAND_OPTIONS
 
 # ---- What `--help KEY` prints: default, values and meaning of a key, or of all keys of a section
@@ -291,9 +292,8 @@ def _load_file(given: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"--config={given}: get_config() returned {type(config).__name__}, not a ConfigDict")
     if missing := list(_missing(get_config(), config)):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ConfigError(
-            f"--config={given}: the configuration lacks {', '.join(missing[:3])}{more}; begin with "
+            f"--config={given}: the configuration lacks {shortened(missing)}; begin with "
             "linnaeus_jax.config.get_config() and change its values, but delete none"
         )
     try:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.images import EncodedImages, ImageReadError, ImageSource, ResizedImages, input_dtype
 from linnaeus_jax.data.labels_file import validated_dataset, values_of
+from linnaeus_jax.mistakes import shortened
 
 CHECKSUMS = "image_crc32"
 SHOWN = 5
@@ -73,10 +74,10 @@ class RowChecks:
             return
         wrong = sorted({int(rows[i]) for i in new if checksum(out[places[i]]) != self.expected[rows[i]]})
         if wrong:
-            listed = ", ".join(map(str, wrong[:SHOWN])) + (f" and {len(wrong) - SHOWN} more" * (len(wrong) > SHOWN))
             raise DamagedPixelsError(
-                f"{self._path}: the pixels of row {listed} are not those that were written: the file is damaged, or "
-                f"was changed; copy or build it again (or, if you changed them, remove its dataset {CHECKSUMS!r})"
+                f"{self._path}: the pixels of row {shortened(map(str, wrong), SHOWN)} are not those that were written: "
+                f"the file is damaged, or was changed; copy or build it again (or, if you changed them, remove its "
+                f"dataset {CHECKSUMS!r})"
             )
         self._seen[rows] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.data.labels import OCCURRENCE, LabelTable, text_hashes
 from linnaeus_jax.data.labels_file import IDENTIFIERS, open_labels, sanitize_line, text_dataset, text_of, values_of
-from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.mistakes import InputError, shortened
 
+#: repeated images that a message names
+SHOWN = 5
 #: name of a split -> its labels file and the rows of it
 Parts = Mapping[str, tuple[LabelTable, NDArray[np.int64]]]
 
@@ -36,9 +38,10 @@ def repeated_images(parts: Parts, *, one_place: bool) -> tuple[str, ...]:
         names = Counter(table.identifiers[rows[np.isin(hashes[name], value[count > 1])]])
         again = {image: times for image, times in sorted(names.items()) if times > 1}
         if again:  # or only their hashes agree
+            listed = shortened((f"{image!r} ({times} rows)" for image, times in again.items()), SHOWN)
             sentences.append(
                 f"{table.path}: {sum(again.values())} {name} rows share {len(again)} {IDENTIFIERS}, so that these "
-                f"images count several times: {_first(f'{image!r} ({times} rows)' for image, times in again.items())}"
+                f"images count several times: {listed}"
             )
     for one, other in combinations(parts, 2):
         common = np.intersect1d(named[one][0], named[other][0])
@@ -52,7 +55,7 @@ def repeated_images(parts: Parts, *, one_place: bool) -> tuple[str, ...]:
         both = sorted(sides[0] & sides[1])
         if not both:
             continue
-        listed = f"{len(both)} {IDENTIFIERS} in {_files(parts, one, other)}: {_first(map(repr, both))}"
+        listed = f"{len(both)} {IDENTIFIERS} in {_files(parts, one, other)}: {shortened(map(repr, both), SHOWN)}"
         if one_place:
             raise InputError(
                 f"images on both sides of the split, in {one} and {other} rows, where an evaluation would measure what "
@@ -94,10 +97,3 @@ def _hashes(parts: Parts, dataset: str) -> dict[str, NDArray[np.int64]]:
 
 def _files(parts: Parts, one: str, other: str) -> str:
     return " and ".join(dict.fromkeys((parts[one][0].path, parts[other][0].path)))
-
-
-def _first(items: Iterable[str]) -> str:
-    """The first five items, and how many there are beyond them."""
-    listed = list(items)
-    more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return ", ".join(listed[:5]) + more

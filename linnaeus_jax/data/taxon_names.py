@@ -25,7 +25,7 @@ from linnaeus_jax.data.labels_file import (
     validated_dataset,
     values_of,
 )
-from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.mistakes import InputError, shortened
 
 log = logging.getLogger(__name__)
 
@@ -131,13 +131,11 @@ def read_taxon_names(paths: Sequence[str], classes: Mapping[str, NDArray[np.int6
                 if task in group:
                     contradictions += _merge(file, path, task, ids, {field: names[field][task] for field in _FIELDS})
     if contradictions:
-        more = f" and {len(contradictions) - 3} more" if len(contradictions) > 3 else ""
         log.warning(
-            "%s: the files give %d taxa different names, that of the first file counts: %s%s",
+            "%s: the files give %d taxa different names, that of the first file counts: %s",
             ", ".join(paths),
             len(contradictions),
-            "; ".join(contradictions[:3]),
-            more,
+            shortened(contradictions, separator="; "),
         )
     return TaxonNames(classes, names["name"], names["common_name"])
 

@@ -26,6 +26,7 @@ import numpy as np
 import optax
 
 from linnaeus_jax.config.errors import TrainingError
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.step.placement import fetch
 
 log = logging.getLogger("linnaeus_jax")
@@ -155,8 +156,7 @@ def explained(error: FloatingPointError, where: str, *, before: list[str] | None
         f"{where}: `{operation}` makes the first {_NAMES[kind]}, {'in the gradient of' if backward else 'at'} {place}. "
     )
     if before:
-        more = f" and {len(before) - 3} more" if len(before) > 3 else ""
-        text += f"Its inputs are bad already: {', '.join(before[:3])}{more} before the computation. "
+        text += f"Its inputs are bad already: {shortened(before)} before the computation. "
     return InvalidOperation(f"{text}Nothing of it was kept. {_ADVICE}")
 
 

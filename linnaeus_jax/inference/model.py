@@ -29,6 +29,7 @@ from linnaeus_jax.inference.pooling import Pooling, Sums, united
 from linnaeus_jax.inference.prior import Prior, read_prior
 from linnaeus_jax.inference.results import Prediction
 from linnaeus_jax.inference.running import by_number, run_rows
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.reading.box_cuts import Cut, from_training, of_facts
 from linnaeus_jax.reading.metadata import Encoded, Observation
 from linnaeus_jax.step import process
@@ -416,8 +417,7 @@ def _read(picture: Picture, number: int, how: Preprocessing, views: int = 1) -> 
 def _refuse_not_finite(pictures: Sequence[Picture], numbers: Sequence[int]) -> None:
     """Raises NotFiniteError that names some of these pictures, if there are any."""
     if bad := [called(pictures[number], number) for number in numbers]:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise NotFiniteError(f"{', '.join(bad[:3])}{more}: {NOT_FINITE}")
+        raise NotFiniteError(f"{shortened(bad)}: {NOT_FINITE}")
 
 
 def _is_one(images: Any) -> bool:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from linnaeus_jax.mistakes import InputError
+from linnaeus_jax.mistakes import InputError, shortened
 from linnaeus_jax.models import initial
 from linnaeus_jax.models.family import ModelFamily
 
@@ -101,8 +101,7 @@ def params_from_torch(state: Mapping[str, np.ndarray], params_like: Mapping[str,
 
 
 def _some(what: str, items: list[str]) -> list[str]:
-    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
-    return [f"{what}: {', '.join(items[:5])}{more}"] if items else []
+    return [f"{what}: {shortened(items, 5)}"] if items else []
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ from linnaeus_jax.config.paths import program
 from linnaeus_jax.config.saved import MISSING, config_difference, plain
 from linnaeus_jax.data.preprocessing import BEST_SIDE
 from linnaeus_jax.files import free_directory
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.reporting.class_tables import worst_class_rows
 from linnaeus_jax.reporting.run_record import RunRecord
 from linnaeus_jax.reporting.verdicts import OVERFITTING, accuracy, baselines, growth, known_rows, rising_losses
@@ -161,8 +162,7 @@ def _more_labels(run: RunRecord) -> Iterator[Suggestion]:
         if trained is not None and trained < FEW_ROWS and share < BADLY_KNOWN
     ]
     if few:
-        more = f" and {len(few) - NAMED} more" if len(few) > NAMED else ""
-        yield Suggestion(f"more pictures of what there are few of ({task_name(task)}): {', '.join(few[:NAMED])}{more}")
+        yield Suggestion(f"more pictures of what there are few of ({task_name(task)}): {shortened(few, NAMED)}")
 
 
 def _calibrate(run: RunRecord) -> Iterator[Suggestion]:

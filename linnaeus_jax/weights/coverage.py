@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from linnaeus_jax.mistakes import shortened
 
 LOADED, RESIZED, MATCHED = "loaded", "resized", "matched rows"
 OTHER_SHAPE, INITIAL, SKIPPED = "other shape", "initial", "skipped"
@@ -105,7 +107,7 @@ class Coverage:
             for row in rows:
                 by_note.setdefault(row.note, []).append(row.name)
             for note, names in list(by_note.items())[:SHOWN]:
-                yield f"  {_first(names, 3)}{f': {note}' if note else ''}"
+                yield f"  {shortened(names)}{f': {note}' if note else ''}"
             if len(by_note) > SHOWN:
                 yield f"  and {sum(map(len, list(by_note.values())[SHOWN:]))} more"
 
@@ -119,12 +121,7 @@ class Coverage:
         }
 
 
-def _first(names: Sequence[str], number: int) -> str:
-    more = f" and {len(names) - number} more" if len(names) > number else ""
-    return ", ".join(names[:number]) + more
-
-
 def first_of(rows: Mapping[str, str] | Iterable[str], number: int = 5) -> str:
     """The first names, with their texts in a mapping, and how many more there are."""
     items = [f"{name} ({text})" for name, text in rows.items()] if isinstance(rows, Mapping) else list(rows)
-    return _first(items, number)
+    return shortened(items, number)

@@ -21,6 +21,7 @@ import numpy as np
 
 from linnaeus_jax.config.errors import UserError, described
 from linnaeus_jax.files import json_text, replaced_file, sha256_of
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.weights import tflite_files, torch_files
 from linnaeus_jax.weights.pickles import Record
 from linnaeus_jax.weights.torch_files import Tensor
@@ -310,7 +311,7 @@ def _kind(value: Any) -> str:
 def _names(names: Iterable[str]) -> str:
     """The first of the names that a pickle asks for; what is no name is shown as a text."""
     shown = [name if re.fullmatch(r"[\w.<>]{1,100}", name) else f"{name!r:.100}" for name in names]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    return shortened(shown)
 
 
 def _holds(path: Path, what: str, not_made: Sequence[str]) -> str:

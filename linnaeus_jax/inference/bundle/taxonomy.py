@@ -16,6 +16,7 @@ from linnaeus_jax import files
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.taxon_names import TaxonNames
 from linnaeus_jax.files import json_text
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.run.saved_weights import BUNDLE_CLASSES
 from linnaeus_jax.taxonomy.ranks import task_name
 from linnaeus_jax.taxonomy.tree import MOST_RANKS, TaxonomyTree, parents_of
@@ -128,9 +129,8 @@ class Taxonomy:
         found = [self._find_one(taxon) for taxon in asked]
         unknown = [str(taxon).strip() for taxon, classes in zip(asked, found) if not classes]
         if unknown:
-            more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
             raise UserError(
-                f"the model does not know {len(unknown)} of {len(asked)} taxa: {', '.join(unknown[:10])}{more}; give "
+                f"the model does not know {len(unknown)} of {len(asked)} taxa: {shortened(unknown, 10)}; give "
                 "taxon ids or scientific names of its classes"
             )
         return [one for classes in found for one in classes]

@@ -17,6 +17,7 @@ from linnaeus_jax.files import json_text, write_atomically
 from linnaeus_jax.inference.answers import Answered, AnswerOptions, Answers
 from linnaeus_jax.inference.files.predicting import Part
 from linnaeus_jax.inference.novelty import novelty_text
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.mistakes import thumbnail
 from linnaeus_jax.reporting.page import note, page
@@ -161,9 +162,7 @@ def _card(row: Row, picture: str) -> str:
     texts = [*filter(None, (novelty_text(row), row["reason_text"])), *row["notes"]]
     notes = "".join(f'<p class="notes">{html.escape(printable(text))}</p>' for text in texts)
     if "set" in row:
-        taxa = ", ".join(map(_label, row["set"][:SHOWN]))
-        more = f" and {len(row['set']) - SHOWN:,} more" if len(row["set"]) > SHOWN else ""
-        notes = f'<p class="set">set: {taxa}{more}</p>{notes}'
+        notes = f'<p class="set">set: {shortened(map(_label, row["set"]), SHOWN)}</p>{notes}'
     return (
         f'<article class="card"><figure>{picture}</figure><h3>{heading}</h3>'
         f'<p class="file">{html.escape(printable(row["file"]))}<br>{html.escape(used)}</p>'

@@ -15,6 +15,7 @@ from linnaeus_jax.inference.bundle.bundle import Bundle
 from linnaeus_jax.inference.files.unfinished import PICTURES, UNREADABLE, Summary, sidecar_path
 from linnaeus_jax.inference.novelty import novelty_text
 from linnaeus_jax.inference.paths import NOT_FINITE
+from linnaeus_jax.mistakes import shortened
 from linnaeus_jax.reading.text import printable
 from linnaeus_jax.reporting.tables import table
 
@@ -49,8 +50,7 @@ def answers_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
         )
         what = f"{_name(answer)}{common}" if answer else "unknown"
         if "set" in row:
-            more = f" and {len(row['set']) - SHOWN} more" if len(row["set"]) > SHOWN else ""
-            said = f"set: {', '.join(map(_name, row['set'][:SHOWN]))}{more}; {said}".removesuffix("; ")
+            said = f"set: {shortened(map(_name, row['set']), SHOWN)}; {said}".removesuffix("; ")
         lines.append([file, what, *([answer["rank"], _percent(answer)] if answer else ["", ""]), said])
     last = "path, with %" if width >= _WIDE else "finest, with %"
     result = table(printable(folder), ["picture", "answer", "rank", "%", last], lines)
