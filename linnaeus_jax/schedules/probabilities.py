@@ -31,10 +31,10 @@ class Probabilities:
 
 
 def ramp_schedule(ramp: Ramp) -> optax.Schedule:
-    """A linear ramp; a constant where it is disabled or has no length."""
+    """A linear ramp; a constant where it is disabled."""
     if not ramp.enabled:
         return optax.constant_schedule(ramp.disabled_value)
-    return linear(ramp.start, ramp.end, ramp.end_steps) if ramp.end_steps > 0 else optax.constant_schedule(ramp.end)
+    return linear(ramp.start, ramp.end, ramp.end_steps)
 
 
 def partial_window(partial: PartialMasking) -> optax.Schedule:

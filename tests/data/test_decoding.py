@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -300,6 +300,8 @@ def test_jpeg_that_only_the_general_path_knows():
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 310), st.integers(1, 310), st.integers(1, 8))
+@example(256, 512, 120, 250, 4)
+@example(256, 512, 120, 250, 5)  # the first that is turned
 def test_reduced_decode_has_at_least_what_is_wanted(height, width, high, wide, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation

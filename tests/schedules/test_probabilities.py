@@ -131,7 +131,7 @@ def test_ramps_stay_between_their_ends():
     ramps = [
         Ramp(enabled=True, start=start, end=end, end_steps=steps)
         for start, end in ((1.0, 0.0), (0.01, 0.7), (0.7, 0.0), (1.0, 0.05))
-        for steps in (3, 9, 27, 54, 93, 300)
+        for steps in (0, 3, 9, 27, 54, 93, 300)
     ]
     schedules = {str(index): ramp_schedule(ramp) for index, ramp in enumerate(ramps)}
     schedules["wsd"] = learning_rate(spec_of(name="wsd", decay_type="linear", stable_steps=3, decay_steps=9))
