@@ -246,4 +246,25 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "wanted = np.floor(units * fraction + 0.5).astype(np.int64)",
         "'np.int64' -> 'np.int32'",
     ): _SMALL,
+    (
+        "data/portable_images.py",
+        "fits = bits == 16 or int(values.max(initial=0)) < 1 << bits",
+        "'values.max(initial=0)' -> 'values.max()'",
+    ): "an image has pixels",
+    (
+        "data/hdf5.py",
+        "if total > size:",
+        "'total > size' -> 'total >= size'",
+    ): "a file holds more than its texts",
+    (
+        "data/metadata.py",
+        "return (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5).all(axis=1)",
+        "'np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5' -> 'np.abs(values[:, 1::2] - 1) < 1e-08 + 1e-05'",
+    ): _TUNED,
+    ("data/coverage.py", "if np.ptp(share) < 1e-9:", "'np.ptp(share) < 1e-9' -> 'np.ptp(share) <= 1e-09'"): _TUNED,
+    (
+        "inference/quality/card.py",
+        "shown = coverage >= LEAST_COVERAGE",
+        "'coverage >= LEAST_COVERAGE' -> 'coverage > LEAST_COVERAGE'",
+    ): "where a curve of a plot begins",
 }

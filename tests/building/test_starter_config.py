@@ -155,6 +155,17 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
         assert "on 2 cores" in size.remark
 
 
+def test_where_sizes_change():
+    batches = [choose_size(rows, 224, accelerated=False).batch_size for rows in (63, 64, 319, 320)]
+    assert batches == [8, 16, 16, 32]
+    given = [(1999, 97), (2000, 97), (2000, 96), (499_999, 97), (500_000, 97)]
+    variants = [choose_size(*each, accelerated=True).variant for each in given]
+    assert variants == ["tiny", "sm", "tiny", "sm", "md"]
+    sizes = [choose_size(100, side, accelerated=False, pretrained=True) for side in (63, 64, 127, 128, 319, 320)]
+    assert [size.pretrained for size in sizes] == [False] * 3 + [True] * 3
+    assert ["learned better" in size.remark for size in sizes] == [True, False, False, True, True, False]
+
+
 @pytest.mark.parametrize(
     ("minutes", "speed", "wanted"),
     [
