@@ -258,7 +258,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a file holds more than its texts",
     (
         "data/metadata.py",
-        "return (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5).all(axis=1)",
+        "return (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5)"
+        ".all(axis=1)",
         "'np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5' -> 'np.abs(values[:, 1::2] - 1) < 1e-08 + 1e-05'",
     ): _TUNED,
     ("data/coverage.py", "if np.ptp(share) < 1e-9:", "'np.ptp(share) < 1e-9' -> 'np.ptp(share) <= 1e-09'"): _TUNED,

@@ -170,6 +170,10 @@ def test_homonyms_are_two_taxa():
     )
     shuffled = label(**{name: values[::-1] for name, values in columns.items()})
     assert sorted(shuffled.taxon[:, 1].tolist()) == sorted(genera.tolist()), "whatever the order of the rows"
+    ids = {"Moraceae": "7", "Sulidae": "9"}
+    by_id = label(**{"id_L30": [ids[name] for name in columns.pop("name_L30")]}, **columns)
+    assert by_id.taxon[:, 1].tolist() != genera.tolist()
+    assert by_id.warnings == ("genus Morus is a name of 2 taxa, by family: in 7 (3 rows) and in 9 (2 rows)",)
 
 
 def test_what_may_be_a_mistake_is_no_homonym():

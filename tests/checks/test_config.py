@@ -215,6 +215,11 @@ def test_right_values_give_no_message(data):
     always = {"loss.grad_weighting.task.type": "gradnorm", "loss.grad_weighting.task.update_interval": 1}
     assert errors_of(data, always) == []
     assert errors_of(data, {"metrics.taxa_subsets": (("first", "taxa_L30", 1),)}) == []
+    verified = {"data.hybrid.verify_images.enabled": True}
+    for ratio, count in ((0.0, -1), (-1.0, 0)):
+        limits = {"max_missing_ratio": ratio, "max_missing_count": count}
+        limits = {f"data.hybrid.verify_images.{name}": value for name, value in limits.items()}
+        assert not [each for each in errors_of(data, verified | limits) if "switch off both limits" in each]
 
 
 def test_everything_wrong_is_said_at_once(data):
