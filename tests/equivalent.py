@@ -8,6 +8,12 @@ _PROMOTED = "joined with arrays of the wider type, which the result has"
 
 #: (file, line, what is changed) -> why nobody can tell the two apart
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "schedules/plot.py",
+        "corners += [k for spec in specs if len(spec.drops()) < 100 for drop in spec.drops() for k in (drop - 1, "
+        "drop)]",
+        "'drop - 1' -> 'drop + 1'",
+    ): "where the points of a plot lie",
     ("step/process.py", "_LEAST_FRAGMENT, _LARGEST_FRAGMENT = 2**13, 2**26", "'2' -> '3'"): _TUNED,
     (
         "learning/discriminant.py",

@@ -227,6 +227,14 @@ def test_what_a_power_failure_took_is_read_again(pictures, whole, tmp_path, monk
     assert contents(out) == contents(whole[form])
 
 
+def test_what_is_written_of_pixels_is_seen_by_other_programs_at_once(tmp_path):
+    file = StreamedBytes(tmp_path / "pixels")
+    before = (tmp_path / "pixels").stat().st_size
+    file.write(b"few")
+    assert (tmp_path / "pixels").stat().st_size == before + 3
+    file.close()
+
+
 def test_names_are_on_the_disk_before_what_they_are_made_of_is_removed(tmp_path, monkeypatch):
     """Each change of the folder is on the disk before the next one may be."""
     work, done = tmp_path / building.WORK, []

@@ -96,6 +96,8 @@ def test_chains_are_followed_and_circles_are_rejected():
     three = dict(name_L10=["A a", "B b", "C c"], name_L20=["A"] * 3, name_L30=["F"] * 3)
     taxa = label({"A a": "B b", "B b": "C c"}, **three)
     assert [names(taxa, row)[0] for row in range(3)] == ["C c"] * 3
+    four = label({"A a": "B b", "B b": "C c", "C c": "D d"}, levels=("L10",), name_L10=["A a", "B b", "C c", "D d"])
+    assert [names(four, row)[0] for row in range(4)] == ["D d"] * 4
     taxa = label({"A a": "B b", "B b": "A a"}, **three)
     assert taxa.reason.tolist() == [UNRESOLVED_SYNONYM, UNRESOLVED_SYNONYM, None]
 
@@ -171,7 +173,7 @@ def test_homonyms_are_two_taxa():
     shuffled = label(**{name: values[::-1] for name, values in columns.items()})
     assert sorted(shuffled.taxon[:, 1].tolist()) == sorted(genera.tolist()), "whatever the order of the rows"
     ids = {"Moraceae": "7", "Sulidae": "9"}
-    by_id = label(**{"id_L30": [ids[name] for name in columns.pop("name_L30")]}, **columns)
+    by_id = label(id_L30=[ids[name] for name in columns.pop("name_L30")], **columns)
     assert by_id.taxon[:, 1].tolist() != genera.tolist()
     assert by_id.warnings == ("genus Morus is a name of 2 taxa, by family: in 7 (3 rows) and in 9 (2 rows)",)
 

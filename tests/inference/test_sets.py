@@ -214,6 +214,9 @@ def test_ninety_per_cent_within_two_also_by_training_rows():
     for each in dataclasses.replace(measured, known=np.zeros(8000, bool)).numbers():
         assert each["held"] is None
         assert each["mean_size"] is not None
+    columns = ("trained", "known", "held", "size", "taxa")
+    nothing = dataclasses.replace(measured, **{name: getattr(measured, name)[:0] for name in columns}).numbers()
+    assert {each[name] for each in nothing for name in ("held", "mean_size", "mean_taxa", "single")} == {None}
 
 
 def test_each_group_of_taxa_is_held_as_often_as_asked_for():
