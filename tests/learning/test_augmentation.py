@@ -260,6 +260,13 @@ def test_jitter_scales_brightness_within_bounds():
     assert 1.39 < factor.max() <= 1.4 + 1e-5
 
 
+@pytest.mark.parametrize(("height", "width", "fits"), [(10, 100, False), (100, 10, False), (11, 91, True)])
+def test_a_rectangle_as_high_or_wide_as_the_image_erases_nothing(height, width, fits):
+    """A square of a tenth of 1,000 pixels has sides of 10."""
+    _, _, high, wide = augmentation.erase_rectangle(jnp.zeros(4), height, width, (0.1, 0.1), (1.0, 1.0))
+    assert (int(high), int(wide)) == ((10, 10) if fits else (0, 0))
+
+
 def test_erased_rectangles():
     area, ratio = (0.02, 0.4), (0.3, 3.3)
     rectangle = jax.jit(jax.vmap(lambda u: augmentation.erase_rectangle(u, 400, 300, area, ratio)))
