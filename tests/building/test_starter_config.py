@@ -155,6 +155,15 @@ def test_the_size_follows_rows_pictures_and_backend(rows, img_size, accelerated,
         assert "on 2 cores" in size.remark
 
 
+@pytest.mark.parametrize(("rows", "epochs", "interval"), [(300, 150, 5), (100_000, 18, 1)])
+def test_how_often_it_validates_and_saves(tmp_path, rows, epochs, interval):
+    options: Any = {"preprocessing": Preprocessing((64, 64)), "picture_folder": "", "split": "file", "rows": rows}
+    (tmp_path / "config.py").write_text(starter_config("mine", "mine", TASKS, {}, accelerated=False, **options))
+    config, _ = load_config([f"--config={tmp_path}/config.py"])
+    assert config.train.epochs == epochs
+    assert config.schedule.validation.interval_epochs == config.schedule.checkpoint.interval_epochs == interval
+
+
 def test_where_sizes_change():
     batches = [choose_size(rows, 224, accelerated=False).batch_size for rows in (63, 64, 319, 320)]
     assert batches == [8, 16, 16, 32]

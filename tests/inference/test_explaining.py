@@ -94,6 +94,22 @@ def test_an_unknown_picture_is_explained_too(model, tmp_path):
     explanation.save(tmp_path / "why.png")
 
 
+def test_without_an_answer_the_finest_known_taxon_is_explained(model):
+    """Parus minor, which no option is sure enough of."""
+
+    def forward(image, meta, valid):
+        z = {task: np.zeros((len(image), n), np.float32) for task, n in model.bundle.taxonomy.tree.num_classes.items()}
+        for task, index in zip(z, (2, 1, 1)):
+            z[task][:, index] = 5
+        return z
+
+    options = model.answers.options(min_confidence=1.0)
+    explanation = explain(with_forward(model, forward), np.zeros((32, 32, 3), np.uint8), options=options, grid=4)
+    assert explanation.prediction.answer is None
+    assert [taxon.name for taxon in explanation.prediction.path] == ["Paridae", "Parus", "Parus minor"]
+    assert explanation.taxon == explanation.prediction.path[-1]
+
+
 def test_squares_that_leave_gaps(model, pictures):
     for grid, window in ((3, 0.25), (8, 0.0), (8, 1.5)):
         with pytest.raises(ValueError, match="leave gaps; give a larger grid or window"):
