@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from linnaeus_jax.building.steps import finish
 from linnaeus_jax.building.steps.options import BuildOptions
 from linnaeus_jax.building.steps.splits import SplitRows, assign_splits, grid_cells, units_of
+from linnaeus_jax.reading.schema import LINE, PICTURE
 
 
 def plain_rows(taxon: np.ndarray, **known: np.ndarray) -> SplitRows:
@@ -129,3 +132,10 @@ def test_cells_are_of_one_size_on_both_sides_of_zero():
 def test_an_empty_data_set_has_no_sides(split):
     rows = plain_rows(np.empty((0, 1)))
     assert len(assign_splits(rows, BuildOptions(split=split))) == 0
+
+
+def test_only_what_falls_to_another_split_is_listed_as_moved():
+    said = ["train", "val", None, "test", "elsewhere"]
+    frame = pl.DataFrame({LINE: range(5), PICTURE: [f"{n}.jpg" for n in range(5)], "split": said})
+    moved = finish._moved(frame, np.array([0, 0, 0, 2, 1], np.uint8))
+    assert moved.rows(named=True) == [{LINE: 1, PICTURE: "1.jpg", "occurrence": None, "given": "val", "split": "train"}]

@@ -242,6 +242,15 @@ def test_values_of_tags_have_the_sizes_that_pillow_reads():
     assert {kind: int(found[kind]) for kind in np.flatnonzero(found)} == sizes
 
 
+def test_each_strip_of_a_jpeg_in_tiff_has_scans_of_its_own():
+    """Of 1,250 strips in a file each is one scan."""
+    picture = np.zeros((20_000, 16, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, "TIFF", compression="jpeg", tiffinfo={278: 16})
+    assert len(picture_costs._SCAN.findall(out.getvalue())) > picture_costs.MAX_SCANS
+    assert read_image(out.getvalue()).shape == picture.shape
+
+
 def test_pillow_says_nothing(tmp_path):
     """Two warnings for each tag of a TIFF would fill the log of a server."""
     strip = [(256, 4, 1, 32), (257, 4, 1, 32), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]

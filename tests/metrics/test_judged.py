@@ -48,6 +48,9 @@ def test_measures(judged):
     np.testing.assert_allclose(ece(judged)[0], (0.1 + 0.8 + 0.7) / 3)
     edge = replace(judged, probability=np.array([[0.2], [0.15], [0.21], [0.19], [0.9]]) * np.ones(2))
     assert reliability(edge, 1)[:, 2].tolist() == [3, 1], "a bin holds its upper end"
+    for row in range(5):  # of one row, and of ranks without any
+        wanted = np.where(judged.known[row], judged.right[row], np.nan)
+        np.testing.assert_array_equal(accuracy(judged.take(np.arange(5) == row)), wanted)
     none = judged.take(np.zeros(5, bool))
     assert none.label.shape == (0, 2)
     assert np.isnan([accuracy(none), nll(none), ece(none)]).all()

@@ -129,6 +129,12 @@ def test_plot(tmp_path):
     assert image.std() > 10
 
 
+def test_a_plot_of_a_group_that_stands_still(tmp_path):
+    """A rate of zero is no end of a scale of logarithms."""
+    still = {"optimizer.parameter_groups.heads.lr_multiplier": 0.0, "lr_scheduler.min_lr": 1e-5}
+    assert plot_schedule(make_schedule(_SETTINGS | still, epochs=10), tmp_path / "schedule.png").is_file()
+
+
 def test_tool_resolves_levels(tmp_path, capsys):
     config = make_config(
         {
