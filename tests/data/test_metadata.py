@@ -26,6 +26,7 @@ def build(item, values, names=(), in_region=None):
 
 def test_settings_follow_idx(caplog):
     meta = get_config().data.meta
+    assert [item.name for item in component_settings(meta)] == ["TEMPORAL", "SPATIAL"]
     meta.components.TEMPORAL.idx = 5
     assert [item.name for item in component_settings(meta)] == ["SPATIAL", "TEMPORAL"]
     assert "is negative" not in caplog.text
