@@ -274,4 +274,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "shown = coverage >= LEAST_COVERAGE",
         "'coverage >= LEAST_COVERAGE' -> 'coverage > LEAST_COVERAGE'",
     ): "where a curve of a plot begins",
+    (
+        "data/metadata.py",
+        "return (np.abs(values[:, 0::2]) <= 1e-8).all(axis=1) & (np.abs(values[:, 1::2] - 1) <= 1e-8 + 1e-5)"
+        ".all(axis=1)",
+        "'np.abs(values[:, 0::2]) <= 1e-8' -> 'np.abs(values[:, 0::2]) < 1e-08'",
+    ): _TUNED,
+    (
+        "data/picture_costs.py",
+        "if marker in _SOF and len(raw) >= start + 7:",
+        "'len(raw) >= start + 7' -> 'len(raw) > start + 7'",
+    ): "a file that ends there has no pixels",
+    ("step/objective.py", "updates=jnp.zeros((), jnp.int32),", "'jnp.int32' -> 'jnp.int16'"): (
+        "that of the update takes its place"
+    ),
+    ("schedules/resolved.py", "if step <= end:", "'step <= end' -> 'step < end'"): "the next epoch begins there",
+    (
+        "building/steps/corrections.py",
+        "ids[above] = self.classes[self.tasks[above]][index] if index > 0 else 0",
+        "'index > 0' -> 'index >= 0'",
+    ): "the id of class 0 is 0",
 }

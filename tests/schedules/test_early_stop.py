@@ -132,6 +132,14 @@ def test_nan_never_improves_and_exceeds_every_limit():
     assert not check(spec, state, metric=None, grad_norm=None, **inputs)[1].stop
 
 
+@pytest.mark.parametrize(("metric", "counts"), [(0.75, True), (0.8, False), (1.0, False)])
+def test_the_least_improvement_is_one(metric, counts):
+    spec = EarlyStopSpec(active=True, min_delta=0.25)
+    before = initial_state(spec) | {"best": 1.0, "best_step": 100}
+    state, _ = check(spec, before, step=120, metric=metric, learning_rate=1.0, grad_norm=1.0, in_warmup=False)
+    assert (state["best"], state["best_step"]) == ((metric, 120) if counts else (1.0, 100))
+
+
 def test_state_survives_and_a_changed_metric_starts_anew():
     spec = EarlyStopSpec(active=True, patience_steps=50)
     saved = initial_state(spec) | {"best": 1.0, "best_step": 100}

@@ -86,6 +86,11 @@ def name_of(text: str) -> Name:
     return name
 
 
+def test_a_genus_in_doubt_is_scientific_and_none():
+    assert read_name("cf. Parus major") == Name(None, certain=True)
+    assert read_name("cf. the bird") is None
+
+
 def judged(classifier: NameClassifier, text: str) -> Name:
     name = classifier.read(text)
     assert name, text
