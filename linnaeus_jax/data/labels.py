@@ -215,7 +215,7 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
         }
         subsets = {
             name.removeprefix(SUBSET_PREFIX): _read_subset(file, path, name, rows)
-            for name, item in file.items()
+            for name, item in tuple(file.items())  # its view holds the lock of h5py, also while what failed is kept
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
         offered = frozenset(file)

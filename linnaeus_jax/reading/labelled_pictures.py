@@ -40,7 +40,8 @@ def read_row_taxa(labels: Path) -> tuple[list[str], list[tuple[str, ...]]]:
     """
     try:
         with open_labels(str(labels)) as file:
-            found = {name: item.attrs.get(RANK_PLACE, task_level(name)) for name, item in file.items() if is_task(name)}
+            tasks_of = [name for name in file if is_task(name)]
+            found = {name: file[name].attrs.get(RANK_PLACE, task_level(name)) for name in tasks_of}
         tasks = sorted(found, key=lambda name: (found[name] is None, found[name] or 0, name))
         (table,), classes = read_label_tables([str(labels)], tasks, (), null_possible=True)
         names = read_taxon_names([str(labels)], classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import h5py
 import numpy as np
 import pytest
@@ -108,8 +110,13 @@ def test_columns_that_are_none(tmp_path, monkeypatch, column, message):
     monkeypatch.setattr("linnaeus_jax.data.subsets.MAX_SUBSETS", 100)
     monkeypatch.setitem(custom.SUBSETS, "mine", lambda split: split.rows)
     assert MAX_SUBSETS >= 100
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as kept:
         dataset_with(tmp_path, **column)
+    opened = []  # while the error and its frames are kept
+    thread = threading.Thread(target=lambda: opened.append(h5py.File(tmp_path / "other.h5", "w").close()), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert opened == [None], kept
 
 
 @pytest.mark.parametrize(
