@@ -36,11 +36,12 @@ def starting(before: Path, scratch: Path, model: str, pairs: int) -> dict[str, R
     """From the start of a run to its first update, imports included."""
     make_demo.main(["--out", str(scratch / "data" / "demo")])
 
-    def seconds(package: Path) -> float:
-        found = start_up.start(scratch, scratch / f"cache_of_{package.name}", (), package)
+    def seconds(package: Path, cache: str) -> float:
+        found = start_up.start(scratch, scratch / cache, (), package)
         return found["imports"] + found["first_update"]
 
-    return {"start": compared(lambda: seconds(other_commit.HERE), lambda: seconds(before), pairs)}
+    ours, theirs = functools.partial(seconds, other_commit.HERE, "ours"), functools.partial(seconds, before, "theirs")
+    return {"start": compared(ours, theirs, pairs)}
 
 
 def checkpoints(before: Path, scratch: Path, model: str, pairs: int) -> dict[str, Ratios]:

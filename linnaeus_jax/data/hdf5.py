@@ -57,6 +57,15 @@ def open_hdf5(path: str | Path, mode: str = "r") -> h5py.File:
     return _open(Path(path), mode, ())
 
 
+def members(group: h5py.Group) -> dict[str, Any]:
+    """The data sets and groups in a group, by name.
+
+    h5py's own view of them holds the lock of the library between two of them: where an error in between is kept, no
+    other thread reads HDF5 any more.
+    """
+    return dict(group.items())
+
+
 @contextmanager
 def write_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
     """A new file of many data sets, which is made in memory and written when the block ends.

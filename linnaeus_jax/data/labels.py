@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linnaeus_jax.data.credits import CREDITS
+from linnaeus_jax.data.hdf5 import members
 from linnaeus_jax.data.labels_file import (
     IDENTIFIERS,
     TextDigest,
@@ -215,11 +216,11 @@ def _read_columns(path: str, tasks: tuple[str, ...], components: Sequence[Compon
         }
         subsets = {
             name.removeprefix(SUBSET_PREFIX): _read_subset(file, path, name, rows)
-            for name, item in tuple(file.items())  # its view holds the lock of h5py, also while what failed is kept
+            for name, item in members(file).items()
             if name.startswith(SUBSET_PREFIX) and isinstance(item, h5py.Dataset)
         }
         offered = frozenset(file)
-        vectors = [name for name, item in file.items() if isinstance(item, h5py.Dataset) and item.ndim == 2]
+        vectors = [name for name, item in members(file).items() if isinstance(item, h5py.Dataset) and item.ndim == 2]
         for name in offered.intersection((*CREDITS, OCCURRENCE)):
             text_dataset(file, path, name, rows)  # read later and in part: what is wrong with it is said now
         _log_origin(file, path)

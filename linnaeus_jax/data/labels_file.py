@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, open_hdf5
+from linnaeus_jax.data.hdf5 import UnsafeFileError, check_texts, members, open_hdf5
 from linnaeus_jax.mistakes import InputError
 
 # ---- Texts of unknown origin, made fit for one line of a log, a table or a page
@@ -134,7 +134,7 @@ def validated_dataset(
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         beside = file.get(name.rpartition("/")[0] or "/")
-        items = beside.items() if isinstance(beside, h5py.Group) else ()
+        items = members(beside).items() if isinstance(beside, h5py.Group) else ()
         offered = sorted(key for key, item in items if isinstance(item, h5py.Dataset))
         close = difflib.get_close_matches(name, offered, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.alignment import misalignment
 from linnaeus_jax.data.h5_images import open_h5
+from linnaeus_jax.data.hdf5 import members
 from linnaeus_jax.data.images import EncodedImages, FolderImages, ImageFiles, ImageSource
 from linnaeus_jax.data.labels import read_identifiers, read_label_tables
 from linnaeus_jax.data.labels_file import RANK_PLACE, open_labels
@@ -40,8 +41,8 @@ def read_row_taxa(labels: Path) -> tuple[list[str], list[tuple[str, ...]]]:
     """
     try:
         with open_labels(str(labels)) as file:
-            tasks_of = [name for name in file if is_task(name)]
-            found = {name: file[name].attrs.get(RANK_PLACE, task_level(name)) for name in tasks_of}
+            ranks = {name: item for name, item in members(file).items() if is_task(name)}
+            found = {name: item.attrs.get(RANK_PLACE, task_level(name)) for name, item in ranks.items()}
         tasks = sorted(found, key=lambda name: (found[name] is None, found[name] or 0, name))
         (table,), classes = read_label_tables([str(labels)], tasks, (), null_possible=True)
         names = read_taxon_names([str(labels)], classes)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.building.scan.checks import DamagedError
 from linnaeus_jax.config.errors import UserError
-from linnaeus_jax.data.hdf5 import check_texts, open_hdf5
+from linnaeus_jax.data.hdf5 import check_texts, members, open_hdf5
 from linnaeus_jax.data.labels_file import (
     DAMAGE,
     IDENTIFIERS,
@@ -47,8 +47,8 @@ class LabelFile:
             raise UserError(f"{path}: no such labels file") from error
         except OSError as error:
             raise UserError(f"{path}: no HDF5 file, or truncated or damaged: {error}") from error
-        self.datasets = {name: item for name, item in self.file.items() if isinstance(item, h5py.Dataset)}
-        self.groups = sorted(name for name, item in self.file.items() if isinstance(item, h5py.Group))
+        self.datasets = {name: item for name, item in members(self.file).items() if isinstance(item, h5py.Dataset)}
+        self.groups = sorted(name for name, item in members(self.file).items() if isinstance(item, h5py.Group))
         first = self.datasets.get(IDENTIFIERS, next((self.datasets[task] for task in self.tasks), None))
         if first is None or first.ndim != 1:
             self.file.close()

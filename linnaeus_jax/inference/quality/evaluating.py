@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from linnaeus_jax.config.errors import UserError
 from linnaeus_jax.data.decoding import read_image
+from linnaeus_jax.data.hdf5 import members
 from linnaeus_jax.data.image_sources import other_resizing
 from linnaeus_jax.data.images import ImageSource
 from linnaeus_jax.data.labels import SPLITS, LabelTable, occurrence_numbers, read_label_tables, read_split_column
@@ -205,7 +206,7 @@ def _components(bundle: Bundle, offered: dict[str, tuple[str, ...]]) -> list[Com
 def _offered(labels: Path) -> dict[str, tuple[str, ...]]:
     """Dataset -> names of its columns, () without."""
     with open_labels(str(labels)) as file:
-        return {name: column_names(item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
+        return {name: column_names(item) for name, item in members(file).items() if isinstance(item, h5py.Dataset)}
 
 
 def _source_of(component: Component, offered: dict[str, tuple[str, ...]]) -> str | None:
